@@ -20,6 +20,7 @@ from fed_dpsd.errors import UserError
 from fed_dpsd.privacy.accounting import Stage, smallest_budget, within_budget
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, Charged, Relation, trust_of
 from fed_dpsd.privacy.plan import Plan
+from fed_dpsd.privacy.training import ClassCounts, TrainingMechanism
 from fed_dpsd.protocol import Releases, Request, Statement
 
 WhenRecordsChange = Literal["refuse", "retrain"]
@@ -188,6 +189,22 @@ class Account:
     def keeps_teachers(self) -> bool:
         """Return whether the result of the planned run is the teachers themselves."""
         return self.plan.ends_with_teachers
+
+    def expected_limit(self) -> Literal["", "budget", "queries"]:
+        """Return the limit that the planned run will exceed, without reading the records.
+
+        A first training or class counts that any run has paid for count as paid; if the records
+        have changed since, they will be charged again. A run that has begun is not judged.
+        """
+        entries = self.ledger.entries()
+        if any(entry.run == self.run for entry in entries):
+            return ""
+        known = {entry.mechanism for entry in entries}
+        once = (s.mechanism for s in self.plan.charged)
+        once = (each for each in once if isinstance(each, TrainingMechanism | ClassCounts))
+        return self.exceeded_limit(
+            {each.name for each in once if describe_mechanism(each, self.plugins) in known}
+        )
 
     def exceeded_limit(self, paid: Collection[str]) -> Literal["", "budget", "queries"]:
         """Return the name of the limit that the planned run would exceed; "" if none.

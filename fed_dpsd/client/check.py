@@ -74,6 +74,8 @@ def check(hospital: Hospital, overrides: list[str]) -> Iterator[str | Table]:
         digest = digest_of("weights", hospital.weights)
         count = len(shapes_in("weights", hospital.weights))
         yield f"weights: tensors: {count:,}; model.digest={digest}"
+    if hospital.keys:
+        yield f"keys: {len(hospital.keys)}, with digest {hospital.digest_of_keys}"
     yield f"fit: {hospital.fit}; window: {format_value(hospital.files.window)}"
     yield f"pixels: {pixels.min()} to {pixels.max()} of 255, {pixels.mean():.0f} on average"
     yield str(needs_of(experiment, len(content.records)))

@@ -4,6 +4,7 @@ The file is YAML with the keys of `Terms`; `fed-dpsd site init` writes one with 
 """
 
 import contextlib
+import hashlib
 import json
 import logging
 from collections.abc import Mapping
@@ -131,6 +132,46 @@ class Hospital(Terms):
     def _own_weights(self, raw: Mapping[str, Any]) -> dict[str, Any]:
         return {"weights": self.weights} if raw["model"].get("backbone") is not None else {}
 
+    def require_whole_run(self, text: str, run: str) -> str:
+        """Check that this hospital will take part in a whole run, without reading its records.
+
+        Args:
+            text: `Experiment.to_json` of the coordinator.
+            run: the coordinator's name for the run.
+
+        Returns:
+            The digest of `keys` if the run has secure sums, otherwise "".
+
+        Raises:
+            NotAllowed: the file does not allow the experiment, or the budget is too small for it.
+            UserError: the ledger or the secret cannot be read.
+        """
+        experiment = self.experiment(text, 0)
+        summed = quorum_of(experiment.answers) is not None
+        if summed:
+            self._party(experiment, load_or_create_secret(self.folder / "secret"))
+        account = self._account(experiment, run)
+        with account.ledger.transaction():
+            lacking = account.expected_limit()
+        if lacking:
+            what = "budget" if lacking == "budget" else "number of images (queries:)"
+            raise NotAllowed(
+                f"the {what} left at this site is not enough for this run; `fed-dpsd site check` "
+                "there, with the run's settings, says what is missing"
+            )
+        return self.digest_of_keys if summed else ""
+
+    @property
+    def digest_of_keys(self) -> str:
+        """Return the SHA-256 of `keys`, in order, for hospitals to compare their lists."""
+        return hashlib.sha256("\n".join(self.keys).lower().encode()).hexdigest()
+
+    def _account(self, experiment: Experiment, run: str) -> Account:
+        return Account(
+            *(self.ledger, experiment.config.privacy, experiment.plan, run),
+            *(self.queries, self.when_records_change, bool(experiment.config.plugins)),
+        )
+
     def open(self, experiment: Experiment, run: str) -> Site:
         """Read the records again, and return the site that answers for this hospital.
 
@@ -139,9 +180,9 @@ class Hospital(Terms):
             run: the coordinator's name for the run.
 
         Raises:
-            NotAllowed: the secure sums withstand too few colluding clients.
-            UserError: the records or the secret cannot be read, the keys are wrong, the device does
-                not exist, or the run does not fit into this machine.
+            NotAllowed: the secure sums withstand too few colluding clients, or the keys are wrong.
+            UserError: the records or the secret cannot be read, the device does not exist, or the
+                run does not fit into this machine.
         """
         require_device("device", self.device, number_of_gpus())
         uses_bfloat16(self.precision, torch_device(self.device))  # raises if it lacks it
@@ -151,12 +192,8 @@ class Hospital(Terms):
             logger.warning("%s", content.count)
         patients = content.records.patients
         self._prune(KEPT + experiment.config.teachers_per_client)
-        secret, ledger = load_or_create_secret(self.folder / "secret"), self.ledger
-        party = self._party(experiment, secret)
-        account = Account(
-            *(ledger, experiment.config.privacy, experiment.plan, run),
-            *(self.queries, self.when_records_change, bool(experiment.config.plugins)),
-        )
+        secret = load_or_create_secret(self.folder / "secret")
+        party, account = self._party(experiment, secret), self._account(experiment, run)
         return Site(
             config=experiment.config,
             training=experiment.training,
@@ -167,7 +204,9 @@ class Hospital(Terms):
             test=None,
             account=account,
             secret=SecretStreams(secret),
-            secure_sums=SecureSums(party, experiment.answers, ledger, run) if party else None,
+            secure_sums=SecureSums(party, experiment.answers, account.ledger, run)
+            if party
+            else None,
         )
 
     def _prune(self, most: int) -> None:
@@ -188,12 +227,12 @@ class Hospital(Terms):
                 f"(colluding: in its file); answers.quorum has colluding: {quorum.colluding}"
             )
         if not self.keys:
-            raise UserError("keys: list the keys of all hospitals, from `fed-dpsd site key`")
+            raise NotAllowed("keys: list the keys of all hospitals, from `fed-dpsd site key`")
         try:
             keys = {number: bytes.fromhex(key) for number, key in enumerate(self.keys)}
             return Party(self.client, exchange_key(secret), keys, quorum.threshold)
         except ValueError as error:
-            raise UserError(f"keys: {error}; see `fed-dpsd site key`") from None
+            raise NotAllowed(f"keys: {error}; see `fed-dpsd site key`") from None
 
 
 def open_hospital(path: Path) -> Hospital:

@@ -5,7 +5,6 @@ A refusal names the rejected value. It is public and depends only on the file.
 
 import contextlib
 import functools
-import json
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, get_args
@@ -262,9 +261,10 @@ class Terms:
             "data.fit": self.fit,
             "data.window": list(window) if isinstance(window, tuple) else window,
         }
-        for key, fact in facts.items():
-            if _value_at(raw, key) != fact:
-                raise NotAllowed(f"{key} is {format_value(fact)} at this site")
+        differing = [key for key, fact in facts.items() if _value_at(raw, key) != fact]
+        if differing:
+            listed = (f"{key} is {format_value(facts[key])}" for key in differing)
+            raise NotAllowed(f"{' and '.join(listed)} at this site")
         for key, most in {**LIMITS, **self.limits}.items():
             value = _value_at(raw, key, 0)
             if isinstance(value, bool) or not isinstance(value, int | float) or not value <= most:
@@ -317,18 +317,6 @@ class Terms:
                 f"{key}={unit}: this site trains only by {' or '.join(allowed) or 'none'}"
                 f"{named}; {remedy}allow it in its file with `units: [{', '.join(more)}]`"
             )
-
-    def check_classes(self, text: str) -> None:
-        """Compare the classes in a coordinator's experiment with the file's classes.
-
-        Args:
-            text: `Experiment.to_json` of the coordinator.
-
-        Raises:
-            NotAllowed: the classes differ, are in another order, or are malformed.
-        """
-        with refuse_malformed():
-            self._check_classes(json.loads(text))
 
     def _check_classes(self, raw: Mapping[str, Any]) -> None:
         data = bind_dataclass(DataConfig, raw["data"], "data.")

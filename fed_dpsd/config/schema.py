@@ -256,7 +256,7 @@ class FederationConfig:
     simulation: bool = Field(description="whether this machine simulates all clients")
     min_clients: int | None = Field(
         ge=1,
-        description="minimum hospitals at the start, and replies to a round; null requires all",
+        description="minimum hospitals at the start, and answers to a round; null requires all",
     )
     node_timeout_seconds: Positive = Field(description="time for all clients to connect")
     round_timeout_seconds: Positive = Field(description="time for a round")

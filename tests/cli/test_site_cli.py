@@ -101,6 +101,7 @@ def test_a_check_of_secure_sums_says_whom_each_number_holds_against(tmp_path):
     said = [f"{line}" for line in check.check(open_hospital(file), [*quorum])]
     first, *others = (line for line in said if line.startswith("a run: "))
     assert first.endswith(f"against {against('threshold', 1)}")
+    assert f"keys: 3, with digest {open_hospital(file).digest_of_keys}" in said
     (reader,) = (line for line in others if "besides 1 colluding client" in line)
     assert "against a client that sees the result" in reader
 
@@ -414,21 +415,25 @@ WHERE = ("--superlink", "host:1", "--certificate", "ca.crt", "--node-key", "key"
 
 
 def stub_node(folder, script):
-    """A hospital's file, with what `site serve` needs and a script in place of Flower's command."""
+    """A hospital's file, with what `site serve` needs and a script in place of Flower's node."""
     file = site_file(folder / "hospital")
     key = ec.generate_private_key(ec.SECP384R1())
     (folder / "ca.crt").write_bytes(certificate(key))
     (folder / "key").write_bytes(private_key(key))
-    node = open_hospital(file).folder / "commands" / "flower-supernode"
-    node.parent.mkdir(parents=True)
+    node = folder / "node"
     node.write_text(f"#!/bin/sh\n{script}\n")
     node.chmod(0o755)
     return file
 
 
+def node_line(folder):
+    """The line of Python that starts the script."""
+    run = f"os.execv({str(folder / 'node')!r}, ['node', *sys.argv[1:]])"
+    return f"import os, sys; keep_ready, node = print, lambda _: {run}"
+
+
 def test_a_delta_that_is_too_large_is_a_warning_at_every_start(fed_dpsd, tmp_path, monkeypatch):
     """As are records that cannot be read; the node starts nevertheless."""
-    monkeypatch.setattr(supernode, "import_line", lambda: "keep_ready = print")
 
     def stop(_):
         for thread in threading.enumerate():
@@ -438,6 +443,7 @@ def test_a_delta_that_is_too_large_is_a_warning_at_every_start(fed_dpsd, tmp_pat
 
     monkeypatch.setattr(supernode, "time", SimpleNamespace(sleep=stop))
     file = stub_node(tmp_path, "exit 1")
+    monkeypatch.setattr(supernode, "import_line", lambda: node_line(tmp_path))
     settings = yaml.safe_load(file.read_text())
     too_large = "warning: site.delta=0.5 must be below 1 / 40, the number of records; else"
     for delta in (0.5, 1e-5):
@@ -452,7 +458,6 @@ def test_a_delta_that_is_too_large_is_a_warning_at_every_start(fed_dpsd, tmp_pat
 
 def test_a_node_that_ends_by_itself_is_started_again(fed_dpsd, tmp_path, monkeypatch):
     """It fails twice and then ends with status 0, as Flower's does if its signature is rejected."""
-    monkeypatch.setattr(supernode, "import_line", lambda: "keep_ready = print")
     slept = []
 
     def sleep(seconds):
@@ -462,6 +467,7 @@ def test_a_node_that_ends_by_itself_is_started_again(fed_dpsd, tmp_path, monkeyp
 
     monkeypatch.setattr(supernode, "time", SimpleNamespace(sleep=sleep))
     file = stub_node(tmp_path, 'echo "$@" >> calls\n[ $(wc -l < calls) -gt 2 ]')
+    monkeypatch.setattr(supernode, "import_line", lambda: node_line(tmp_path))
     code, _, err = fed_dpsd("site", "serve", str(file), *WHERE)
     assert (code, slept) == (130, [10, 10, 10])
     calls = (tmp_path / "calls").read_text().splitlines()
@@ -501,7 +507,8 @@ def test_a_signal_ends_the_command_and_its_node(tmp_path, number, send, status):
     program = (
         "import signal\nsignal.signal(2, signal.default_int_handler)\n"  # ignored in a shell's jobs
         f"{supernode.import_line()}\nfrom fed_dpsd.engines.flower import supernode\n"
-        "supernode.import_line, supernode.RESTART_SECONDS = lambda: 'keep_ready = print', 0.01\n"
+        f"supernode.import_line = lambda: {node_line(tmp_path)!r}\n"
+        "supernode.RESTART_SECONDS = 0.01\n"
         "from fed_dpsd.cli import main\nmain()"
     )
     command = [sys.executable, "-c", program, "site", "serve", str(file), *WHERE]

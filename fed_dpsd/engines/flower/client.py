@@ -75,10 +75,8 @@ def answer_message(message: Message, context: Context) -> Message:
             client = about["client"] = hospital.client
             failing = f"client {client}"
             if message.metadata.message_type == HELLO:
-                about["classes"] = list(hospital.classes)
-                about["hospital"] = hospital.hospital
-                _compare_classes(message, hospital)
                 logger.info("a coordinator asked this node to identify itself: hospital %d", client)
+                about |= _introduce(message, hospital)
             else:
                 replies[client] = _hospital_reply(message, hospital)
         elif {"partition-id", "simulation"} & set(context.node_config):
@@ -172,18 +170,22 @@ def _reply(request: Request | SumStep | None, method: Method, site: Site) -> Rep
     return Reply(response.values, boxes, response.statement)
 
 
-def _compare_classes(message: Message, hospital: Hospital) -> None:
-    """Log that this hospital refuses an experiment's requests because its classes differ.
+def _introduce(message: Message, hospital: Hospital) -> dict[str, Any]:
+    """Return what a hospital reports about itself, and why it would refuse the run, if so.
 
-    The coordinator also compares the lists when it reads the reply.
+    The coordinator compares the classes, too, and the digests of the hospitals' lists of keys.
     """
+    own = {"classes": list(hospital.classes), "hospital": hospital.hospital, "refusal": ""}
     try:
         with reject_malformed():
             meta = message.content.config_records["meta"]
-            if meta.get("code") == code_digest():  # otherwise the coordinator excludes this node
-                hospital.check_classes(str(meta["experiment"]))
+            text, run = str(meta["experiment"]), Path(str(meta["run_folder"])).name
+        if meta.get("code") == code_digest():  # otherwise the coordinator excludes this node
+            own["keys"] = hospital.require_whole_run(text, run)
     except ProtocolError as error:
-        logger.warning("refused: %s", public_line(str(error)))
+        own["refusal"] = public_line(str(error))
+        logger.warning("refused: %s", own["refusal"])
+    return own
 
 
 _experiment = functools.lru_cache(maxsize=2)(from_json)  # bound once per process

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
@@ -84,6 +85,7 @@ class Node:
         client: the client that it reported to be, whether or not it is used.
         problem: why it is not used as that client; "" if it is, or has reported nothing.
         reason: the problem in words.
+        keys: the digest of the keys that it lists for secure sums.
         online: whether it was connected when last checked.
         away: whether it did not answer the last request.
         last_seconds: how long its last reply took.
@@ -93,8 +95,9 @@ class Node:
 
     clients: list[int] = field(default_factory=list)
     client: int = -1
-    problem: Literal["", "rival", "other code", "other classes"] = ""
+    problem: Literal["", "rival", "other code", "refuses"] = ""
     reason: str = ""
+    keys: str = ""
     online: bool = False
     away: bool = False
     last_seconds: float = 0.0
@@ -241,7 +244,7 @@ class GridFederation(HostedFederation):
     def _problems(self) -> dict[int, str]:
         """Return why clients are not used, although a node reports to be them."""
         found = [node for node in self._nodes.values() if node.problem not in ("", "rival")]
-        found.sort(key=lambda node: node.problem == "other classes")  # this reason counts more
+        found.sort(key=lambda node: node.problem == "refuses")  # this reason counts more
         return {node.client: node.reason for node in found}
 
     @property
@@ -263,11 +266,11 @@ class GridFederation(HostedFederation):
         """Send hellos to unknown nodes while clients are missing; return whether none is missing.
 
         This never waits: a later call reads the replies. A node is the client that it reports to
-        be, unless another node of this run already is that client. A client whose classes differ
-        from the experiment's is refused; it refuses the experiment, too.
+        be, unless another node of this run already is that client. A client that would refuse the
+        run, or whose classes or keys differ, is left out before it is asked anything.
 
         Raises:
-            UserError: too few clients are left because some are refused.
+            UserError: too few clients are left because some refuse.
         """
         numbers, everyone = sorted(self._grid.get_node_ids()), self.experiment.config.num_clients
         if self._settings.simulation:
@@ -294,13 +297,13 @@ class GridFederation(HostedFederation):
         refused = {
             node.client: node.reason
             for node in self._nodes.values()
-            if node.problem == "other classes" and node.client not in there
+            if node.problem == "refuses" and node.client not in there
         }
         if everyone - len(refused) < self._least:
             reasons = "; ".join(f"{self._text_of(c)}: {reason}" for c, reason in refused.items())
             raise UserError(
-                f"{reasons}. Agree on one list, in one order: data.classes here, and classes in "
-                "the hospital's file"
+                f"{reasons}. Nothing was charged. Change the run's settings or the hospital's "
+                "file; `fed-dpsd site check` with these settings shows there what it allows"
             )
         return len(self._clients) + len(refused) == everyone
 
@@ -335,16 +338,16 @@ class GridFederation(HostedFederation):
         said = hospital_text({client: member}, client)
         if client in self._clients:
             self._warn(f"node {number} claims to be {said}, as another node does")
-            if meta.get("code") == self._code and not self._other_classes(meta.get("classes")):
+            if meta.get("code") == self._code and not self._refusal(meta):
                 node.problem = "rival"  # otherwise it may belong to another federation
         elif meta.get("code") != self._code:
             self._warn(f"{said} {OTHER_CODE}")
             node.problem, node.reason = "other code", OTHER_CODE
-        elif reason := self._other_classes(meta.get("classes")):
-            self._warn(f"{said} is refused: {reason}")
-            node.problem, node.reason = "other classes", reason
+        elif reason := self._refusal(meta):
+            self._warn(f"{said} cannot take part: {reason}")
+            node.problem, node.reason = "refuses", reason
         else:
-            node.clients = [client]
+            node.clients, node.keys = [client], str(meta.get("keys", ""))
             self._members[client] = member
             store_members(self._run_folder, self._members.values())
             for other in self._nodes.values():
@@ -357,12 +360,24 @@ class GridFederation(HostedFederation):
             self._warned.add(text)
             logger.warning("%s", text)
 
-    def _other_classes(self, classes: object) -> str:
-        """Return how a hospital's list of classes differs from the experiment's; "" if equal."""
+    def _refusal(self, meta: Mapping[str, Any]) -> str:
+        """Return why a hospital that has introduced itself cannot take part; "" if it can."""
+        if error := meta.get("error"):
+            return public_line(str(error))
         try:
-            require_equal_classes(classes, self.experiment.config.data.class_names)
+            require_equal_classes(meta.get("classes"), self.experiment.config.data.class_names)
         except ProtocolError as error:
             return str(error)
+        if refusal := meta.get("refusal"):
+            return public_line(str(refusal))
+        own = meta.get("keys", "")
+        for node in self._nodes.values():
+            if node.clients and node.keys != own:
+                other = self._text_of(*node.clients)
+                return (
+                    f"keys: its list differs from that of {other}, in content or order; compare "
+                    f"the digests that `fed-dpsd site check` prints"
+                )
         return ""
 
     def each(self, request: Request) -> Replies:
@@ -424,12 +439,29 @@ class GridFederation(HostedFederation):
         self._show_changes(request, answers)
         absent = {c: a.reason for c, a in answers.items() if isinstance(a, Absent)}
         if len(answers) - len(absent) < min(self._least, len(asked)):
-            listed = "; ".join(f"{self._text_of(c)}: {reason}" for c, reason in absent.items())
             self._charge_log.take(answers)
-            who = "clients" if self._settings.simulation else "hospitals"
-            few = f"{len(absent)} of {len(answers)} {who} did not answer ({listed})"
-            raise UserError(f"{few}; {self._remedy}")
+            raise self._too_few(absent, len(answers), "did not answer")
         return answers
+
+    def _deliver_and_log(self, request: Request) -> dict[int, Response | Refusal]:
+        """Deliver a request; in a deployment, federation.min_clients must answer, not refuse.
+
+        Raises:
+            UserError: too few hospitals have answered; their answers stay on disk.
+        """
+        answers = super()._deliver_and_log(request)
+        refused = {c: a.reason for c, a in answers.items() if isinstance(a, Refusal)}
+        enough = len(answers) - len(refused) >= min(self._least, len(answers))
+        if enough or self._settings.simulation:
+            return answers
+        raise self._too_few(refused, len(answers), "refused or did not answer")
+
+    def _too_few(self, missing: Mapping[int, str], everyone: int, verb: str) -> UserError:
+        listed = "; ".join(f"{self._text_of(c)}: {reason}" for c, reason in missing.items())
+        who = "clients" if self._settings.simulation else "hospitals"
+        return UserError(
+            f"{len(missing)} of {everyone} {who} {verb} ({listed}); {self._remedy(missing)}"
+        )
 
     def _silent(self, clients: Sequence[int]) -> dict[int, str]:
         """Return a public reason for each client that has not replied."""
@@ -511,14 +543,17 @@ class GridFederation(HostedFederation):
             replies = self._exchange(DIAGNOSE, 0, {node: RecordDict() for node in hosts}, hosts)
             values = {client: r.values for client, r in replies.items() if isinstance(r, Reply)}
             if missing := some - set(values):
-                raise UserError(f"clients {sorted(missing)} did not answer; {self._remedy}")
+                raise UserError(f"clients {sorted(missing)} did not answer; {self._remedy()}")
             yield from (values[client] for client in sorted(some))
 
-    @property
-    def _remedy(self) -> str:
-        """Return the remedy for clients that did not answer."""
+    def _remedy(self, missing: Mapping[int, str] = MappingProxyType({})) -> str:
+        """Return the remedy for clients that did not answer, given the reasons."""
         timeout = self._settings.round_timeout_seconds
-        return f"raise federation.round_timeout_seconds={timeout:g}, or see the nodes' logs"
+        if self._settings.simulation or set(missing.values()) == {LATE}:
+            return f"raise federation.round_timeout_seconds={timeout:g}, or see the nodes' logs"
+        fewer = self.experiment.config.num_clients - len(missing)
+        without = f", or resume it without them: federation.min_clients={fewer}" if fewer else ""
+        return f"correct this and resume the run{without}"
 
     def _exchange(
         self,

@@ -5,6 +5,7 @@ import importlib
 import logging
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +65,8 @@ def _printing_utf8() -> Iterator[None]:
 def start(grid: Grid, run_config: Mapping[str, Any]) -> None:
     """Run the experiment of `flwr run --run-config`, and print its result.
 
-    With `resume`, resume the run in that folder; no other key may then be set. A completed run is
-    left unchanged.
+    With `resume`, resume the run in that folder. No other key may then be set, except that
+    `overrides` may change federation.min_clients. A completed run is left unchanged.
 
     Raises:
         RunFailed: the run failed; the error gives the cause in one line.
@@ -85,6 +86,8 @@ def start(grid: Grid, run_config: Mapping[str, Any]) -> None:
         serve(experiment, grid, folder, shares)
     except Exception as error:
         print(f"error: {one_line(error)}\nrun folder: {folder}", flush=True)
+        if not isinstance(error, InUse):
+            print(f"resume it with --run-config 'resume=\"{folder}\"'", flush=True)
         raise RunFailed(one_line(error)) from None
 
 
@@ -102,7 +105,10 @@ def prepare(grid: Grid, run_config: Mapping[str, Any]) -> tuple[Experiment, Path
         UserError: as for `check_run`; no request was sent, and a new run has no folder.
     """
     resumed = _resumed(run_config)
-    experiment = open_run_folder(resumed) if resumed else from_run_config(run_config)
+    if resumed:
+        experiment = _with_fewer_hospitals(open_run_folder(resumed), run_config)
+    else:
+        experiment = from_run_config(run_config)
     if resumed and _completed(resumed):
         return experiment, resumed, None
     config, nodes = experiment.config, len(list(grid.get_node_ids()))
@@ -140,13 +146,35 @@ def _resumed(run_config: Mapping[str, Any]) -> Path | None:
     path = str(run_config.get("resume", ""))
     if not path:
         return None
-    if others := [key for key in given_keys(run_config) if key != "resume"]:
+    if others := given_keys(run_config).keys() - {"resume", "overrides"}:
         raise UserError(
-            f"{others[0]} is given with resume={path}, but a run keeps its configuration"
+            f"{min(others)} is given with resume={path}, but a run keeps its configuration"
         )
     if not Path(path).is_absolute():
         raise UserError(f"resume={path} must be an absolute path, as printed at the run's end")
     return Path(path)
+
+
+def _with_fewer_hospitals(experiment: Experiment, run_config: Mapping[str, Any]) -> Experiment:
+    """Return a resumed run's experiment with the federation.min_clients in `overrides`, if any.
+
+    Raises:
+        UserError: there is another override, or the value does not fit the run.
+    """
+    overrides = str(run_config.get("overrides", ""))
+    if not overrides:
+        return experiment
+    key, _, least = overrides.partition("=")
+    config, hospitals = experiment.config, experiment.config.num_clients
+    if key != "federation.min_clients" or config.federation.simulation:
+        raise UserError(
+            f"overrides={overrides} is given with resume, but a run keeps its configuration; only "
+            "a deployment's federation.min_clients may change"
+        )
+    if not least.isdecimal() or not 1 <= int(least) <= (config.clients_per_round or hospitals):
+        raise UserError(f"{overrides} must be a number of hospitals, 1 to {hospitals} in a round")
+    federation = replace(config.federation, min_clients=int(least))
+    return replace(experiment, config=replace(config, federation=federation))
 
 
 def serve(experiment: Experiment, grid: Grid, folder: Path, shares: Shares | None = None) -> None:

@@ -9,6 +9,7 @@ Flower starts a process for each message. Imports and the constants of fixed fea
 so the commands forward their arguments to a process that has both ready and forks for each command.
 """
 
+import contextlib
 import functools
 import json
 import logging
@@ -40,6 +41,7 @@ COMMANDS = "commands"  # folder in a hospital's folder
 SOCKET = "FED_DPSD_SITE_SOCKET"
 PARENT_CHECK_SECONDS = 1.0
 LAST_LINES_SECONDS = 1.0  # for what a node writes as it ends
+LAST_SECONDS = 5.0  # for a node to end
 RESTART_SECONDS = 10.0
 FORK_SECONDS = 120.0  # until a command gives up on the process that should fork for it
 REJECTED = (
@@ -64,8 +66,9 @@ PROBLEMS = {
     "is wrong",
     "certificate verify failed": "the authority of --certificate {authority} has not signed the "
     "coordinator's certificate; ask the coordinator for its ca.crt",
-    "Failed to activate SuperNode": "the coordinator does not admit the key of --node-key {key}; "
-    "it registers its .pub. Or this machine's clock is wrong",
+    "Failed to activate SuperNode": "the coordinator does not admit the key of --node-key {key}: "
+    "it has not registered its .pub, or a node with this key crashed less than a minute ago, or "
+    "this machine's clock is wrong. This node tries again",
     RUNS_NOTHING_ELSE: f"a process of another kind was refused: {RUNS_NOTHING_ELSE}",
     "Traceback (most recent call last)": "a process of this node failed; see {log}",
     UNREACHED: "no coordinator answers at --superlink {superlink}; this node tries again. If it "
@@ -102,7 +105,7 @@ def serve(
 
     load_or_create_secret(folder / "secret")  # draws the secret if there is none yet
     command = [
-        *("flower-supernode", "--superlink", superlink),
+        *(sys.executable, "-c", f"{import_line()}; node({os.getpid()})", "--superlink", superlink),
         *("--root-certificates", str(authority.absolute())),
         *("--auth-supernode-private-key", str(key.absolute())),
         *("--node-config", f"site={json.dumps(str(site.absolute()))}"),
@@ -290,14 +293,26 @@ def _check_records(site: Path) -> None:
 
 def _run(command: list[str], settings: dict[str, str], output: int) -> int:
     """Run a node, which never outlives this process; return its exit status."""
-    try:
-        process = subprocess.Popen(command, env=settings, stdout=output, stderr=output)
-    except OSError as error:
-        raise UserError(f"{command[0]} cannot be started ({error.strerror})") from None
+    process = subprocess.Popen(command, env=settings, stdout=output, stderr=output)
     try:
         return process.wait()
     finally:
         process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # its own processes end after it
+            process.wait(LAST_SECONDS)
+
+
+def node(parent: int) -> None:
+    """Run Flower's SuperNode as long as `fed-dpsd site serve` lives, even if that is killed."""
+    from flwr.supernode.cli import flower_supernode
+
+    def end_with_parent() -> None:
+        while os.getppid() == parent:
+            time.sleep(PARENT_CHECK_SECONDS)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    Thread(target=end_with_parent, name="parent", daemon=True).start()
+    flower_supernode()
 
 
 def environment(folder: Path, base: Mapping[str, str]) -> dict[str, str]:
@@ -312,7 +327,9 @@ def environment(folder: Path, base: Mapping[str, str]) -> dict[str, str]:
 def import_line() -> str:
     """Return a line of Python that imports this module from the same place as this process."""
     places = [place for place in sys.path if place]
-    return f"import sys; sys.path[:0] = {places!r}; from {__name__} import forward, keep_ready"
+    return (
+        f"import sys; sys.path[:0] = {places!r}; from {__name__} import forward, keep_ready, node"
+    )
 
 
 def _write(path: Path, program: str) -> None:

@@ -21,7 +21,7 @@ from fed_dpsd.protocol import MOST_CLASSES, require_equal_classes
 from fed_dpsd.server import run as runs
 from fed_dpsd.server.export import export
 from fed_dpsd.server.run_folder import new_run_folder
-from tests.hospitals import Hospitals, federate, request, site_file
+from tests.hospitals import Hospitals, charges, federate, request, site_file
 
 NAMES = ["normal", "covid"]
 OWN = {"normal": "NORMAL", "covid": "Covid"}  # how one hospital names its folders
@@ -70,8 +70,10 @@ def experiment_of(deployed, tmp_path, *overrides):
 
 
 def untouched(files):
-    """Whether no hospital has a ledger, a teacher or a secret."""
-    return not any(hospitals.open_hospital(file).folder.exists() for file in files)
+    """Whether no hospital has a charge, a teacher or a secret."""
+    folders = [hospitals.open_hospital(file).folder for file in files]
+    made = [folder / name for folder in folders for name in ("cache", "secret")]
+    return not any(map(charges, files)) and not any(path.exists() for path in made)
 
 
 def warned(caplog):
@@ -87,7 +89,7 @@ def test_two_orders_of_one_list_are_refused_by_both_sides_before_anything(
     with pytest.raises(UserError) as caught:
         federate(experiment, Hospitals(files))
     assert clock[0] == 0  # it does not wait
-    assert f"hospital 0: {BOTH}; hospital 1: {BOTH}. Agree on one list" in str(caught.value)
+    assert f"hospital 0: {BOTH}; hospital 1: {BOTH}. Nothing was charged. " in str(caught.value)
     assert warned(caplog).count(f"refused: {BOTH}") == 2  # in each hospital's log
     assert untouched(files)
 
@@ -97,9 +99,13 @@ def test_either_side_alone_would_refuse(deployed, tmp_path, monkeypatch, caplog)
     files = two_hospitals(tmp_path)
     experiment = experiment_of(deployed, tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(grids, "require_equal_classes", lambda hospital, experiment: None)
+        patch.setattr(grids.GridFederation, "_refusal", lambda self, meta: "")
         federation = federate(experiment, Hospitals(files))
-        assert federation.total(request()).refused == {0: BOTH, 1: BOTH}
+        with pytest.raises(
+            UserError, match="^2 of 2 hospitals refused or did not answer "
+        ) as caught:
+            federation.total(request())
+        assert f"hospital 0: {BOTH}; hospital 1: {BOTH}); correct this and" in str(caught.value)
     said = [line for line in warned(caplog) if f"refused: {BOTH}" in line]
     assert len(said) == 4  # at hello and at the request
     assert untouched(files)
@@ -151,7 +157,7 @@ def test_a_hospital_with_other_classes_is_left_out_where_the_others_are_enough(
     )
     federation = federate(experiment, Hospitals(files))
     assert clock[0] == 0
-    (said,) = (line for line in warned(caplog) if line.startswith("hospital 1 is refused: "))
+    (said,) = (line for line in warned(caplog) if line.startswith("hospital 1 cannot take "))
     assert said.endswith("; only the hospital has 'flu'")
     total = federation.total(ask_of_two())
     assert (total.count, list(total.refused)) == (1, [1])
@@ -161,7 +167,7 @@ def test_a_hospital_with_other_classes_is_left_out_where_the_others_are_enough(
         *(deployed, tmp_path, "data.classes=[normal,covid]", "federation.min_clients=2"),
         "federation.node_timeout_seconds=300",
     )
-    with pytest.raises(UserError, match="^hospital 1: .*; only the hospital has 'flu'. Agree"):
+    with pytest.raises(UserError, match="^hospital 1: .*; only the hospital has 'flu'. Nothing"):
         federate(needed, Hospitals(files))
     # Its file is corrected, so it takes part from the next round.
     settings = yaml.safe_load(files[1].read_text())
@@ -209,7 +215,7 @@ def test_a_malformed_list_is_a_refusal_in_one_printable_line(deployed, tmp_path,
         caplog.clear()
         federation = federate(experiment, grid)
         (said,) = warned(caplog)
-        assert said.startswith("hospital 1 is refused: the hospital's classes must be a list of 2")
+        assert said.startswith("hospital 1 cannot take part: the hospital's classes must be a list")
         assert said.isprintable(), classes
         assert federation._clients == {0}, classes
         with pytest.raises(ProtocolError):

@@ -42,17 +42,18 @@ def test_each_request_is_a_line_with_its_charge_and_the_budget_left(deployed, tm
 
 
 def test_a_refusal_says_why_and_that_nothing_was_charged(deployed, tmp_path, logged):
-    files = site_files(tmp_path, 1, num_clients=1, budget=0.001)
-    answers = federate(deployed(*PRIVATE, "num_clients=1"), Hospitals(files)).each(request())
-    assert answers.refused == {0: "the client's privacy budget is spent"}
+    files = site_files(tmp_path, 1, num_clients=1)
+    federation = federate(deployed(*PRIVATE, "num_clients=1"), Hospitals(files))
+    site_files(tmp_path, 1, num_clients=1, budget=0.001)
+    with pytest.raises(UserError, match="hospital 0: the client's privacy budget is spent"):
+        federation.each(request())
     (line,) = logged()
     assert "refused: the client's privacy budget is spent; charged nothing; spent epsilon 0" in line
-    files = site_files(tmp_path, 1, num_clients=1, answers=["probabilities"])
-    federate(deployed(*PRIVATE, "num_clients=1"), Hospitals(files))._deliver(request())
+    site_files(tmp_path, 1, num_clients=1, answers=["probabilities"])
+    federation._deliver(request())
     (line,) = logged()
     assert "refused: this site allows only answers=probabilities" in line
     assert line.endswith("; nothing was charged")
-    federation = federate(deployed(*PRIVATE, "num_clients=1"), Hospitals(files))
     federation._code = "0" * 64
     with pytest.raises(UserError, match="different code"):
         federation._deliver(request())

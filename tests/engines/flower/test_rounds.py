@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Error, Message, Metadata
 
-from fed_dpsd.client import hospital as hospitals
 from fed_dpsd.engines.flower import server
 from fed_dpsd.engines.flower.grid import ATTEMPTS, LAST_HELLO_SECONDS, GridFederation
 from fed_dpsd.errors import UserError
@@ -427,12 +426,12 @@ def test_other_code_on_either_side_is_refused_and_nothing_charged(deployed, tmp_
     federation = federate(deployed(*PLAIN), Hospitals(files, spoiling(101, HELLO, other)))
     assert federation.total(request()).count == 1
     assert "hospital 1 runs different code from this server" in caplog.text
-    assert not hospitals.open_hospital(files[1]).folder.exists()
+    assert not charges(files[1])
     federation = federate(deployed(*PLAIN), Hospitals(files[1:]))
     federation._code = "0" * 64
     with pytest.raises(UserError, match="from this server; install the same version"):
         federation.total(request())
-    assert not hospitals.open_hospital(files[1]).folder.exists()
+    assert not charges(files[1])
 
 
 def test_a_coordinators_own_noise_follows_no_seed(deployed, tmp_path):
@@ -604,12 +603,106 @@ def test_a_run_that_too_few_answered_resumes_where_it_stopped(deployed, tmp_path
     assert [len(charges(file)) for file in files] == [experiment.config.rounds] * 2
 
 
+def test_a_refusal_ends_a_run_that_needs_all_and_it_resumes_without_that_hospital(
+    deployed, tmp_path, capsys
+):
+    files = site_files(tmp_path)
+    experiment = deployed(*PLAIN, f"out={tmp_path}/runs", one=False)
+    grid, folder = Hospitals(files), new_run_folder(experiment)
+    federation = GridFederation(experiment, grid, folder)
+
+    def stop_allowing(line):
+        site_file(files[1].parent, 1, answers=["label"])
+
+    with pytest.raises(
+        UserError,
+        match=r"^1 of 2 hospitals refused or did not answer \(hospital 1: this site allows only "
+        r"answers=label .*\); correct this and resume the run, or .*: federation.min_clients=1$",
+    ):
+        runs.run(experiment, federation, folder, stop_allowing)
+    with pytest.raises(server.RunFailed, match="hospital 1: this site allows only answers=label"):
+        server.start(grid, {"resume": str(folder)})
+    assert f"resume it with --run-config 'resume=\"{folder}\"'" in capsys.readouterr().out
+    server.start(grid, {"resume": str(folder), "overrides": "federation.min_clients=1"})
+    assert json.loads((folder / "summary.json").read_text())["status"] == "completed"
+    assert len(charges(files[0])) == experiment.config.rounds
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"methods": ["dpsd"]}, "this site allows only method=dpsd (methods: in its file)"),
+        ({"models": ["scattering"]}, "allows only the teachers scattering"),
+        ({"fit": "pad", "num_clients": 3}, "num_clients is 3 and data.fit is pad at this site"),
+        ({"limits": {"rounds": 1}}, "rounds is at most 1 at this site"),
+        ({"budget": 0.5}, "the budget left at this site is not enough for this run; `fed-dpsd si"),
+        ({"queries": 20}, "the number of images (queries:) left at this site is not"),
+    ],
+)
+def test_a_file_that_does_not_allow_a_run_ends_it_before_any_charge(
+    deployed, tmp_path, clock, changes, reason
+):
+    files = site_files(tmp_path)
+    experiment = deployed("training=dp_sgd", "answers=probabilities", "rounds=2", one=False)
+    federate(experiment, Hospitals(files))  # the control
+    site_file(files[1].parent, 1, **changes)
+    with pytest.raises(UserError) as caught:
+        federate(experiment, Hospitals(files))
+    assert str(caught.value).startswith("hospital 1: ")
+    assert reason in str(caught.value)
+    assert "Nothing was charged. Change the run's settings or the hospital's file; " in str(
+        caught.value
+    )
+    assert (clock[0], charges(files[0]), charges(files[1])) == (0, [], [])
+
+
+def test_a_run_that_has_begun_is_not_judged_by_the_budget_it_has_spent(deployed, tmp_path):
+    """Half the budget is left after the first round, less than the whole run costs."""
+    files = site_files(tmp_path, queries=34)
+    settings = "training=dp_sgd", "answers=probabilities", "rounds=2", "queries_per_round=16"
+    experiment = deployed(*settings, f"out={tmp_path}/runs", one=False)
+    grid, folder = Hospitals(files), new_run_folder(experiment)
+    federation = GridFederation(experiment, grid, folder)
+    with pytest.raises(UserError, match="did not answer"):
+        runs.run(experiment, federation, folder, lambda line: setattr(grid, "offline", {101}))
+    grid.offline = set()
+    server.start(grid, {"resume": str(folder)})
+    assert json.loads((folder / "summary.json").read_text())["status"] == "completed"
+    with pytest.raises(
+        UserError, match=r"the number of images \(queries:\) left at this site is not"
+    ):
+        federate(experiment, grid)  # another run
+
+
 def test_a_bad_resume_is_one_line(capsys):
     for run_config, problem in (
         ({"resume": "runs/x"}, "must be an absolute path"),
         ({"resume": "/nowhere"}, "/nowhere is not a run folder"),
         ({"resume": "/x", "num_clients": 3}, "num_clients is given with resume=/x"),
+        ({"resume": "/x", "overrides": "federation.min_clients=1"}, "/x is not a run folder"),
     ):
         with pytest.raises(server.RunFailed, match=problem):
             server.start(Hospitals([]), run_config)
         assert capsys.readouterr().out.startswith("error: ")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "problem"),
+    [
+        ("rounds=9", "overrides=rounds=9 is given with resume, but a run keeps its configuration"),
+        (
+            "federation.min_clients=3",
+            "federation.min_clients=3 must be a number of hospitals, 1 to 2",
+        ),
+        (
+            "federation.min_clients=1 rounds=9",
+            "min_clients=1 rounds=9 must be a number of hospitals",
+        ),
+    ],
+)
+def test_a_resumed_run_changes_only_how_many_hospitals_must_answer(
+    deployed, tmp_path, overrides, problem
+):
+    folder = new_run_folder(deployed(*PLAIN, f"out={tmp_path}/runs"))
+    with pytest.raises(server.RunFailed, match=problem):
+        server.start(Hospitals([]), {"resume": str(folder), "overrides": overrides})

@@ -172,9 +172,27 @@ def test_a_bad_key_is_an_error_before_anything_is_charged(deployed, tmp_path):
         (keys[::-1], "the public key of party 0 does not match its private"),
         ((*keys[:2], "00" * 32), "the public key of party 2 is invalid"),
     ):
-        with pytest.raises(UserError, match=f"keys: {problem}"):
-            answer(replace(hospital, keys=bad), text, request())
+        refusal = answer(replace(hospital, keys=bad), text, request())
+        assert refusal.reason.startswith(f"keys: {problem}")
     assert not charges(hospital)
+
+
+def test_lists_of_keys_in_different_orders_end_a_run_before_any_charge(deployed, tmp_path, clock):
+    """Only the hospital whose own key is elsewhere would notice; the others see two valid lists."""
+    files = summing(tmp_path)
+    federate(deployed(*DISTRIBUTED, "federation.min_clients=3"), Hospitals(files))  # the control
+    settings = yaml.safe_load(files[2].read_text())
+    first, second, third = settings["keys"]
+    files[2].write_text(yaml.safe_dump(settings | {"keys": [second, first, third]}))
+    with pytest.raises(UserError) as caught:
+        federate(deployed(*DISTRIBUTED, "federation.min_clients=3"), Hospitals(files))
+    assert str(caught.value).startswith(
+        "hospital 2: keys: its list differs from that of hospital 0, in content or order; compare "
+    )
+    assert clock[0] == 0
+    assert not any(map(charges, files))
+    digests = [hospitals.open_hospital(file).digest_of_keys for file in files]
+    assert digests[0] == digests[1] != digests[2]
 
 
 def test_another_run_gets_other_noise_for_another_charge(deployed, tmp_path):

@@ -215,7 +215,8 @@ def test_a_certificate_that_is_none_is_named(tmp_path):
 
 def test_nothing_is_started_or_drawn_for_a_key_that_is_none(tmp_path, monkeypatch):
     ended = Mock(wait=Mock(side_effect=KeyboardInterrupt))
-    processes = SimpleNamespace(Popen=Mock(return_value=ended))
+    expired = subprocess.TimeoutExpired
+    processes = SimpleNamespace(Popen=Mock(return_value=ended), TimeoutExpired=expired)
     monkeypatch.setattr(supernode, "subprocess", processes)
     site, key = site_file(tmp_path / "site"), tmp_path / "key"
     (tmp_path / "ca.crt").write_bytes(certificate(ECDSA))
@@ -346,3 +347,26 @@ def test_a_state_whose_socket_no_process_could_open_is_refused(tmp_path):
         "allows at most 107; give a folder with a shorter path"
     )
     assert not longer.exists()
+
+
+def test_a_node_ends_with_its_parent_even_if_that_is_killed(tmp_path, monkeypatch):
+    """Otherwise it would stay connected, and a new `site serve` would not be admitted."""
+
+    def parent():
+        if os.fork():
+            time.sleep(60)
+            return
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # as in a process of its own
+        supernode.PARENT_CHECK_SECONDS = 0.05
+        import flwr.supernode.cli as flower
+
+        flower.flower_supernode = lambda: (print(os.getpid(), flush=True), time.sleep(60))
+        supernode.node(os.getppid())
+
+    child, log = fork(parent, tmp_path / "log"), tmp_path / "log"
+    wait_until(lambda: log.exists() and log.read_text().endswith("\n"))
+    started = psutil.Process(int(log.read_text()))
+    assert started.is_running()  # as long as its parent lives
+    os.kill(child, signal.SIGKILL)
+    finished(child)
+    wait_until(lambda: not started.is_running() or started.status() == psutil.STATUS_ZOMBIE)

@@ -77,8 +77,11 @@ class Display(progress.Progress):
         if not text and self.disable and due:
             tasks = [task for task in self.tasks if task.visible]
             parts = [f"{t.completed:,} of {t.total:,} {t.description}" for t in tasks]
-            left = next(filter(None, (task.time_remaining for task in tasks)), None)
-            parts += [f"about {datetime.timedelta(seconds=left)} left"] if left else []
+            known = next((task for task in tasks if task.time_remaining), None)
+            if known and known.time_remaining:
+                left = datetime.timedelta(seconds=known.time_remaining)
+                which = "" if len(tasks) == 1 else f" for the {known.description}"
+                parts.append(f"about {left} left{which}")
             text = ", ".join(parts)
         if text:
             self._printed = now

@@ -111,8 +111,8 @@ def test_a_line_names_all_work_under_way(clock):
         for _ in track("steps of the student", range(20)):
             clock.now += 1
     assert lines(out)[2:] == [
-        "2 of 3 rounds, 10 of 20 steps of the student, about 0:00:05 left",
-        "2 of 3 rounds, 20 of 20 steps of the student, about 0:00:05 left",
+        "2 of 3 rounds, 10 of 20 steps of the student, about 0:00:05 left for the rounds",
+        "2 of 3 rounds, 20 of 20 steps of the student, about 0:00:05 left for the rounds",
     ]
 
 

@@ -165,14 +165,14 @@ def revoke(
 ) -> None:
     """Unregister a hospital's node, at the coordinator: its key can no longer connect.
 
-    Answers that the hospital has sent stay in the run.
+    Answers that the hospital has sent stay in the run, which does not wait for it any more.
 
     Example: fed-dpsd site revoke runs/NAME "St Mary's"
 
     Read on: docs/deployment.md
     """
     from fed_dpsd.engines.flower.nodes import unregister
-    from fed_dpsd.server.attendance import hospital_text
+    from fed_dpsd.server.attendance import hospital_text, store_revoked
 
     members = _members(run)
     # No name is a number.
@@ -182,6 +182,7 @@ def revoke(
         raise UserError(f"{hospital!r} names {len(found)} hospitals of {run}; it has {known}")
     (number,) = found
     unregister(members[number].node, connection)
+    store_revoked(run, members[number].node)
     print(f"{hospital_text(members, number)}: node {members[number].node} is unregistered")
 
 

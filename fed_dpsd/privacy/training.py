@@ -229,7 +229,8 @@ def patient_problems(key: str, unit: TrainedUnit, config: Any) -> list[str]:
         return []
     return [
         f"{key}.unit=patient: the records name no patients; give data.patient_column, or "
-        "data.records_per_patient=N to make up patients of N records"
+        "data.records_per_patient=N to make up patients of N records, or federation=deployment to "
+        "plan for hospitals, whose files name theirs"
     ]
 
 

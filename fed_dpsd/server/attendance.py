@@ -1,6 +1,6 @@
 """The hospitals of a run, from hospitals.json, and their attendance, from asks.jsonl.
 
-Only Flower servers write these files.
+Flower servers write these files. `fed-dpsd site revoke` writes the nodes that it unregisters.
 """
 
 import json
@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fed_dpsd.storage import write_json
+from fed_dpsd.storage import append_line, write_json
 
-FILE = "hospitals.json"
+FILE, REVOKED = "hospitals.json", "revoked"
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,17 @@ def members_of(run_folder: Path) -> dict[int, Member]:
     path = run_folder / FILE
     read = json.loads(path.read_text())["hospitals"] if path.exists() else []
     return {line["client"]: Member(**line) for line in read}
+
+
+def revoked_nodes(run_folder: Path) -> set[int]:
+    """Return the nodes that `fed-dpsd site revoke` has unregistered, by their IDs."""
+    path = run_folder / REVOKED
+    return set(map(int, path.read_text().split())) if path.exists() else set()
+
+
+def store_revoked(run_folder: Path, node: int) -> None:
+    """Note that a node was unregistered, so that a run does not wait for it."""
+    append_line(run_folder / REVOKED, str(node))
 
 
 def store_members(run_folder: Path, members: Iterable[Member]) -> None:

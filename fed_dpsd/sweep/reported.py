@@ -296,12 +296,16 @@ def _epsilon(plan: Plan, releases: Mapping[str, int], delta: float, unit: Unit) 
 
 
 def _settings(experiment: Experiment) -> dict[str, Any]:
-    values = leaves(json.loads(experiment.to_json()))
-    return named_parts(experiment) | {
+    """Return the settings that took part: hospitals have their own records and secret noise."""
+    values = named_parts(experiment) | {
         key: value
-        for key, value in values
+        for key, value in leaves(json.loads(experiment.to_json()))
         if not key.endswith("_target_") and not (isinstance(value, str) and os.sep in value)
     }
+    if experiment.config.federation.simulation:
+        return values
+    own = {key: value for key, value in values.items() if not key.startswith("partition")}
+    return own | {"noise": "secure"}
 
 
 def _samples(folder: Path) -> dict[int, Path]:

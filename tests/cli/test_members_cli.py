@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from fed_dpsd.server.attendance import Member, store_members
+from fed_dpsd.server.attendance import Member, revoked_nodes, store_members
 from fed_dpsd.storage import append_line
 
 MEMBERS = (
@@ -64,6 +64,7 @@ def test_a_hospital_is_revoked_by_its_name_or_number(flwr, run, fed_dpsd, name):
     code, out, err = fed_dpsd("site", "revoke", str(run), name, "--connection", "here")
     assert (code, out) == (0, ["hospital 1 (Charité): node 101 is unregistered"]), err
     assert (flwr / "asked").read_text().split()[:4] == ["supernode", "unregister", "101", "here"]
+    assert revoked_nodes(run) == {101}
 
 
 def test_a_name_that_is_not_one_hospitals_revokes_none(flwr, run, fed_dpsd):

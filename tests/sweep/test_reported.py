@@ -386,3 +386,13 @@ def test_a_run_is_resumed_without_the_words_that_were_typed(stopped):
     (stopped / "overrides.json").write_text("{")
     assert api.resume(stopped, progress=False).summary["status"] == "completed"
     assert facts_of([stopped]).command == ""
+
+
+def test_the_settings_of_a_deployment_are_those_that_hospitals_use(deployed, small, tmp_path):
+    """Hospitals have their own records and secret noise, whatever the coordinator's settings."""
+    for make, noise in ((deployed, "secure"), (small, "seeded")):
+        folder = new_run_folder(make(f"out={tmp_path}/{noise}"))
+        settings = facts_of([folder]).settings
+        assert settings["noise"] == noise
+        shared = [key for key in settings if key.startswith("partition")]
+        assert bool(shared) == (noise == "seeded")

@@ -51,7 +51,13 @@ from fed_dpsd.protocol import (
     is_hospital_name,
     require_equal_classes,
 )
-from fed_dpsd.server.attendance import Member, hospital_text, members_of, store_members
+from fed_dpsd.server.attendance import (
+    Member,
+    hospital_text,
+    members_of,
+    revoked_nodes,
+    store_members,
+)
 from fed_dpsd.server.federation import OF_ROUNDS, HostedFederation
 from fed_dpsd.storage import append_line, run_name
 
@@ -68,6 +74,7 @@ NOT_CONNECTED = "had not connected"
 RETURN_SECONDS = 5.0  # between two looks whether a node that is gone has returned
 SHOWN_SECONDS = 10.0  # between two lines about awaited hospitals
 LATE, OTHER_CODE = "no answer in time", "runs different code from this server"
+WAS_REVOKED = "its node was revoked"
 DIAGNOSED_AT_ONCE = 64  # clients: each sends (n, N, K) floats
 logger = logging.getLogger("fed_dpsd")
 
@@ -176,6 +183,7 @@ class GridFederation(HostedFederation):
         self._until = time.monotonic() + timeout
         while not self._discover_nodes() and time.monotonic() < self._until:
             self._require_no_rivals()
+            self._require_willing()
             self._show(self._connected(), at_once=True)
             time.sleep(0.1)
         last = min(time.monotonic() + LAST_HELLO_SECONDS, self._until)
@@ -184,6 +192,7 @@ class GridFederation(HostedFederation):
             time.sleep(0.1)
             self._read_hellos()
         self._require_no_rivals()
+        self._require_willing()
         if len(self._clients) < self._least:
             limit = f"within federation.node_timeout_seconds={timeout:g}"
             if self._settings.simulation:
@@ -215,6 +224,20 @@ class GridFederation(HostedFederation):
                     "its file, stop it or unregister it (`flwr supernode unregister`); see "
                     "docs/deployment.md"
                 )
+
+    def _require_willing(self) -> None:
+        """Check, before the first request, that enough clients do not refuse the run.
+
+        Raises:
+            UserError: too few clients are left because some refuse.
+        """
+        refused = self._refused
+        if self.experiment.config.num_clients - len(refused) < self._least:
+            reasons = "; ".join(f"{self._text_of(c)}: {reason}" for c, reason in refused.items())
+            raise UserError(
+                f"{reasons}. Nothing was charged. Change the run's settings or the hospital's "
+                "file; `fed-dpsd site check` with these settings shows there what it allows"
+            )
 
     def _connected(self) -> str:
         """Describe in one line how many hospitals are connected, and which are awaited."""
@@ -248,6 +271,16 @@ class GridFederation(HostedFederation):
         return {node.client: node.reason for node in found}
 
     @property
+    def _refused(self) -> dict[int, str]:
+        """Return why clients refuse the run, or were revoked; no other node is such a client."""
+        there = self._clients
+        return {
+            node.client: node.reason
+            for node in self._nodes.values()
+            if node.problem == "refuses" and node.client not in there
+        }
+
+    @property
     def _hosts(self) -> dict[int, list[int]]:
         """Return the clients of each node that hosts any."""
         return {number: node.clients for number, node in self._nodes.items() if node.clients}
@@ -267,10 +300,8 @@ class GridFederation(HostedFederation):
 
         This never waits: a later call reads the replies. A node is the client that it reports to
         be, unless another node of this run already is that client. A client that would refuse the
-        run, or whose classes or keys differ, is left out before it is asked anything.
-
-        Raises:
-            UserError: too few clients are left because some refuse.
+        run, or whose classes or keys differ, is left out before it is asked anything. So is one
+        that was revoked, until it connects with another key.
         """
         numbers, everyone = sorted(self._grid.get_node_ids()), self.experiment.config.num_clients
         if self._settings.simulation:
@@ -283,6 +314,7 @@ class GridFederation(HostedFederation):
             node.away &= node.online  # rounds wait again for nodes that have returned
         for number, node in self._nodes.items():
             node.online = number in numbers
+        self._drop_revoked()
         if len(self._clients) == everyone:
             return True
         now = time.monotonic()
@@ -293,19 +325,12 @@ class GridFederation(HostedFederation):
                 if sent := self._push(self._message(HELLO, 0, number)):
                     node.hellos.add(sent)
         self._read_hellos()
-        there = self._clients
-        refused = {
-            node.client: node.reason
-            for node in self._nodes.values()
-            if node.problem == "refuses" and node.client not in there
-        }
-        if everyone - len(refused) < self._least:
-            reasons = "; ".join(f"{self._text_of(c)}: {reason}" for c, reason in refused.items())
-            raise UserError(
-                f"{reasons}. Nothing was charged. Change the run's settings or the hospital's "
-                "file; `fed-dpsd site check` with these settings shows there what it allows"
-            )
-        return len(self._clients) + len(refused) == everyone
+        return len(self._clients) + len(self._refused) == everyone
+
+    def _drop_revoked(self) -> None:
+        for number in revoked_nodes(self._run_folder) & self._hosts.keys():
+            node = self._nodes[number]
+            node.clients, node.problem, node.reason = [], "refuses", WAS_REVOKED
 
     def _read_hellos(self) -> None:
         """Read which clients the nodes that have answered a hello are."""
@@ -415,6 +440,9 @@ class GridFederation(HostedFederation):
                     known.hello_at = -math.inf
             self._discover_nodes()
         asked = self._recipients(request)
+        lost = {client: reason for client, reason in self._refused.items() if client in asked}
+        if len(asked) - len(lost) < min(self._least, len(asked)):
+            raise self._too_few(lost, len(asked), "refuse this run or are gone")
         hosts = self._hosts_of(set(asked))
         packed = {}
         for node, clients in hosts.items():
@@ -467,6 +495,7 @@ class GridFederation(HostedFederation):
         """Return a public reason for each client that has not replied."""
         if not clients:
             return {}
+        self._drop_revoked()
         problems = self._problems
         online = set(self._grid.get_node_ids())
         for number, node in self._nodes.items():  # one that has returned is new to the next request
@@ -678,6 +707,8 @@ class GridFederation(HostedFederation):
                 all_gone = all(self._nodes[node].gone for node in due)
                 until = now if all_gone else min(until, now + self._settings.grace_seconds)
                 self._until = until
+            for node in revoked_nodes(self._run_folder) & due.keys():
+                del due[node]
             if due:
                 clients = [client for node in due for client in self._nodes[node].clients]
                 self._show(f"waiting for the reply of {self._text_of(*clients)}")

@@ -97,6 +97,7 @@ def serve(
         UserError: Flower cannot use the certificate or the key, the folder's path is too long, or
             another process serves the folder; nothing was started.
     """
+    check_address(superlink)
     check_certificate(authority)
     check_key(key)
     check_state(folder)
@@ -213,6 +214,20 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def check_address(superlink: str) -> None:
+    """Check that an address is HOST:PORT, which Flower would otherwise retry for ever.
+
+    Raises:
+        UserError: it has a scheme or a path, or no port.
+    """
+    host, _, port = superlink.rpartition(":")
+    if not host or "/" in superlink or not port.isdecimal():
+        raise UserError(
+            f"--superlink {superlink} must be HOST:PORT, such as fl.example.org:9092, without a "
+            "scheme"
+        )
 
 
 def check_certificate(path: Path) -> None:

@@ -18,6 +18,7 @@ from fed_dpsd.server.attendance import (
     last_answers,
     members_of,
     requests_of,
+    store_revoked,
 )
 from fed_dpsd.server.run_folder import new_run_folder
 from tests.hospitals import PLAIN, Hospitals, charges, federate, request, site_file, site_files
@@ -672,6 +673,34 @@ def test_a_run_that_has_begun_is_not_judged_by_the_budget_it_has_spent(deployed,
         UserError, match=r"the number of images \(queries:\) left at this site is not"
     ):
         federate(experiment, grid)  # another run
+
+
+@pytest.mark.parametrize("enough", [1, 2])
+def test_a_run_does_not_wait_for_a_hospital_that_was_revoked(deployed, tmp_path, clock, enough):
+    """In the round in which it is revoked, too. The control: it waits for one that is away."""
+    grid = Hospitals(site_files(tmp_path))
+    experiment = deployed(*PLAIN, *PATIENT, f"federation.min_clients={enough}")
+    folder = new_run_folder(experiment)
+    federation = GridFederation(experiment, grid, folder)
+    assert federation.total(request()).count == 2
+    push, started = grid.push_messages, clock[0]
+
+    def revoke(messages):
+        if clock[0] > started:
+            store_revoked(folder, 101)
+        return push([message for message in messages if message.metadata.dst_node_id != 101])
+
+    grid.push_messages = revoke
+    grid.offline = {101}
+    if enough == 1:
+        assert federation.total(request(2)).refused == {1: "its node was revoked"}
+    else:
+        with pytest.raises(UserError, match=r"1 of 2 .* \(hospital 1: its node was revoked\); "):
+            federation.total(request(2))
+    assert clock[0] - started < 15  # of 60
+    grid.push_messages, grid.offline = push, set()
+    grid.files[202] = grid.files.pop(101)  # with a new key
+    assert federation.total(request(3)).count == 2
 
 
 def test_a_bad_resume_is_one_line(capsys):

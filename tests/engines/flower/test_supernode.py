@@ -199,6 +199,15 @@ def test_a_key_that_flower_cannot_use_is_named_with_the_command_that_makes_one(t
         supernode.check_key(path)
 
 
+@pytest.mark.parametrize("address", ["https://fl:9092", "fl", "fl:", ":9092", "fl:9092/x"])
+def test_an_address_that_flower_would_never_reach_is_named(tmp_path, address):
+    with pytest.raises(UserError, match=f"^--superlink {address} must be HOST:PORT, such as "):
+        supernode.serve(tmp_path, tmp_path / "state", address, tmp_path, tmp_path, None)
+    assert not (tmp_path / "state").exists()
+    for known in ("fl.example.org:9092", "127.0.0.1:443", "[::1]:9092"):
+        supernode.check_address(known)
+
+
 def test_a_certificate_that_is_none_is_named(tmp_path):
     path = tmp_path / "ca.crt"
     for content in (certificate(ECDSA), certificate(ECDSA, -1), certificate(ECDSA) * 2):

@@ -59,6 +59,11 @@ def check(hospital: Hospital, overrides: list[str]) -> Iterator[str | Table]:
             would be refused.
     """
     experiment = _experiment(hospital, overrides)
+    if not overrides:
+        yield (
+            "run: the first choices of the file, with default settings; give the coordinator's "
+            "settings to check its run"
+        )
     require_room_of_hospital(experiment, count_items(hospital.files))
     content = hospital.read()
     yield _counts(hospital, content)

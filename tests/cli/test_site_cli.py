@@ -58,6 +58,7 @@ def test_a_check_counts_trains_and_rehearses_and_charges_nothing(fed_dpsd, tmp_p
     text = "\n".join(out)
     assert "│ 9     │ 9      │ 4       │" in text
     assert "a run: " in text
+    assert "default settings" not in text  # the settings are given
     assert not re.search(r"\w\(\w+=", text)  # no Python
     assert "spent so far: 0 (record, add_remove" in text
     assert "the budget is 100" in text
@@ -245,6 +246,7 @@ def test_a_check_states_the_units_and_why_and_trains_by_the_first(
     found = dict(line.split(": ", 1) for line in lines if isinstance(line, str))
     assert found["units of private training"].startswith(said)
     assert f"({unit}, add_remove" in found["a run"]
+    assert "with default settings; give the coordinator's" in found["run"]
     if unit == "patient":
         with pytest.raises(UserError, match=r"rounds=2: training.unit=record: .*unit=patient, or"):
             list(check.check(hospital, ["rounds=2"]))

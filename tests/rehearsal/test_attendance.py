@@ -14,6 +14,7 @@ import pytest
 from fed_dpsd.rehearsal.rehearsal import COMPLETED, COORDINATOR, Rehearsal
 from fed_dpsd.report.pages import run_page
 from fed_dpsd.sweep.reported import facts_of
+from tests.hospitals import charges
 from tests.rehearsal.faults import reconcile
 from tests.report.runs import check_structure
 
@@ -78,9 +79,7 @@ def test_a_run_waits_for_a_late_hospital_and_fails_with_its_number_if_it_never_j
     assert status == "finished:failed"
     error = json.loads((folder / "summary.json").read_text())["error"]
     assert error.startswith("1 of 2 hospitals connected; waiting for hospital 1 within")
-    assert not (
-        rehearsal.hospital(0).folder / "ledger"
-    ).exists()  # nothing was asked, so nothing charged
+    assert not charges(rehearsal.hospital(0))
 
     began, started = time.monotonic(), []
 

@@ -221,35 +221,34 @@ class Terms:
 
         Raises:
             NotAllowed: the experiment simulates its clients, has different classes, or requests
-                more than the file allows.
+                more than the file allows; the message has all such problems.
         """
         if raw["federation"]["simulation"] is not False:
             raise NotAllowed("this is a hospital; run with federation=deployment")
-        self._check_classes(raw)
+        if problems := list(self._problems(raw)):
+            raise NotAllowed("; ".join(problems))
+
+    def _problems(self, raw: Mapping[str, Any]) -> Iterator[str]:
+        yield from self._problems_of_classes(raw)
         for plugin in raw.get("plugins", []):
             if plugin not in self.plugins:
                 runs = " and ".join(self.plugins) or "no plug-in"
-                raise NotAllowed(f"plugins={plugin}: this site runs {runs} (plugins: in its file)")
+                yield f"plugins={plugin}: this site runs {runs} (plugins: in its file)"
         for group, key, names in (
             ("method", "methods", self.methods),
             ("training", "training", self.training),
             ("answers", "answers", self.answers),
         ):
             if not self._allows(group, raw[group], names):
-                raise NotAllowed(
-                    f"this site allows only {group}={' or '.join(names)} ({key}: in its file)"
-                )
-        self._check_baseline(raw["method"].get("baseline"))
-        for model in (raw["model"]["teacher"], *raw["model"]["teachers"]):
-            if model not in self.models:
-                raise NotAllowed(
-                    f"this site allows only the teachers {' or '.join(self.models)} "
-                    "(models: in its file)"
-                )
+                yield f"this site allows only {group}={' or '.join(names)} ({key}: in its file)"
+        yield from self._problems_of_baseline(raw["method"].get("baseline"))
+        if {raw["model"]["teacher"], *raw["model"]["teachers"]} - set(self.models):
+            allowed = " or ".join(self.models)
+            yield f"this site allows only the teachers {allowed} (models: in its file)"
         if raw["model"].get("backbone") is not None:
             digest = digest_of("weights", self.weights) if self.weights else None
             if digest is None or raw["model"]["digest"] != digest:
-                raise NotAllowed(
+                yield (
                     f"model.digest is {digest} at this site (weights: in its file); all sites must "
                     "have the same file of public features"
                 )
@@ -261,18 +260,17 @@ class Terms:
             "data.fit": self.fit,
             "data.window": list(window) if isinstance(window, tuple) else window,
         }
-        differing = [key for key, fact in facts.items() if _value_at(raw, key) != fact]
-        if differing:
-            listed = (f"{key} is {format_value(facts[key])}" for key in differing)
-            raise NotAllowed(f"{' and '.join(listed)} at this site")
+        for key, fact in facts.items():
+            if _value_at(raw, key) != fact:
+                yield f"{key} is {format_value(fact)} at this site"
         for key, most in {**LIMITS, **self.limits}.items():
             value = _value_at(raw, key, 0)
             if isinstance(value, bool) or not isinstance(value, int | float) or not value <= most:
-                raise NotAllowed(f"{key} is at most {most} at this site")
+                yield f"{key} is at most {most} at this site"
         if self.files.patient_column is None and raw["data"]["patient_column"] is not None:
-            raise NotAllowed("this site has no patient column: data.patient_column must be null")
+            yield "this site has no patient column: data.patient_column must be null"
         if raw["teacher"]["path"] is not None or raw["teacher"]["arch"] is not None:
-            raise NotAllowed("this site trains its own teachers: teacher.path must be null")
+            yield "this site trains its own teachers: teacher.path must be null"
 
     def _allows(self, group: str, own: Mapping[str, Any], names: Collection[str]) -> bool:
         """Return whether a choice matches one of the names by class and, for a method, by needs.
@@ -288,12 +286,12 @@ class Terms:
         allowed = method_values(str(name), self.plugins)
         return all(allowed.get(key) == own.get(key) for key in ("_target_", "needs"))
 
-    def _check_baseline(self, own: Any) -> None:
-        """Refuse a method's second training by a plug-in's class that `training` does not list."""
+    def _problems_of_baseline(self, own: Any) -> Iterator[str]:
+        """Yield a problem with a second training, by a plug-in's class not in `training`."""
         if not isinstance(own, Mapping) or own["_target_"] in choices("training").values():
             return
         if not self._allows("training", own, self.training):
-            raise NotAllowed(
+            yield (
                 f"this site allows only method.baseline={' or '.join(self.training)} or one of "
                 "FedDPSD's (training: in its file)"
             )
@@ -318,14 +316,15 @@ class Terms:
                 f"{named}; {remedy}allow it in its file with `units: [{', '.join(more)}]`"
             )
 
-    def _check_classes(self, raw: Mapping[str, Any]) -> None:
+    def _problems_of_classes(self, raw: Mapping[str, Any]) -> Iterator[str]:
         data = bind_dataclass(DataConfig, raw["data"], "data.")
         if data.num_classes > MOST_CLASSES:  # before writing so many names
-            raise NotAllowed(f"data.num_classes is at most {MOST_CLASSES:,}")
+            yield f"data.num_classes is at most {MOST_CLASSES:,}"
+            return
         try:
             require_equal_classes(self.classes, data.class_names)
         except ProtocolError as error:
-            raise NotAllowed(str(error)) from None
+            yield str(error)
 
 
 @functools.cache

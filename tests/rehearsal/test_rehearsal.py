@@ -79,7 +79,7 @@ def test_ledgers_of_labels_of_private_teachers_equal_the_card(rehearsal, unit):
     axes = "training=dp_sgd", "answers=label", f"training.unit={unit}"
     if unit == "record":  # the files name patients
         assert rehearsal.wait(rehearsal.submit(*axes), 600) != COMPLETED
-        said = (newest(rehearsal) / "asks.jsonl").read_text()
+        said = json.loads((newest(rehearsal) / "summary.json").read_text())["error"]
         assert "training.unit=patient, or allow it in its file with `units:" in said
     for number in rehearsal.hospitals:
         file = rehearsal.site(number)

@@ -19,7 +19,7 @@ from fed_dpsd.errors import ProtocolError, printable
 from fed_dpsd.protocol import NOTHING, Refusal, Request, Statement, SumStep
 
 ANSWER, DIAGNOSE, HELLO, STEP = "query.answer", "query.diagnose", "query.hello", "query.step"
-LONGEST_REASON, NO_REASON = 200, "no reason given"
+LONGEST_REASON, NO_REASON = 400, "no reason given"
 
 
 def public_line(text: str) -> str:

@@ -40,6 +40,12 @@ class RunFailed(Exception):
     __traceback__ = property(lambda self: None, lambda self, value: None)
 
 
+def _failed(cause: str) -> RunFailed:
+    """Return the failure of this run, after which Flower logs no more than what is printed."""
+    logging.getLogger("flwr").setLevel(logging.CRITICAL)
+    return RunFailed(cause)
+
+
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Run the experiment of `flwr run --run-config`."""
@@ -81,14 +87,14 @@ def start(grid: Grid, run_config: Mapping[str, Any]) -> None:
             problems = [one_line(error)]
         for problem in problems:
             print(f"error: {problem}", flush=True)
-        raise RunFailed("; ".join(problems)) from None
+        raise _failed("; ".join(problems)) from None
     try:
         serve(experiment, grid, folder, shares)
     except Exception as error:
         print(f"error: {one_line(error)}\nrun folder: {folder}", flush=True)
         if not isinstance(error, InUse):
             print(f"resume it with --run-config 'resume=\"{folder}\"'", flush=True)
-        raise RunFailed(one_line(error)) from None
+        raise _failed(one_line(error)) from None
 
 
 def prepare(grid: Grid, run_config: Mapping[str, Any]) -> tuple[Experiment, Path, Shares | None]:

@@ -18,6 +18,7 @@ from fed_dpsd.engines.flower.codec import (
     ANSWER,
     DIAGNOSE,
     HELLO,
+    LONGEST_REASON,
     STEP,
     Reply,
     pack_replies,
@@ -265,7 +266,7 @@ def test_the_coordinator_takes_any_reply(deployed, tmp_path, caplog, examples):
         outcomes[Refusal if isinstance(given[1], Refusal) else Response] += 1
         if isinstance(given[1], Refusal):
             assert given[1].reason
-            assert len(given[1].reason) <= 200
+            assert len(given[1].reason) <= LONGEST_REASON
         else:
             values = given[1].values
             assert values.shape == query.predictions.shape

@@ -199,12 +199,10 @@ class Account:
         entries = self.ledger.entries()
         if any(entry.run == self.run for entry in entries):
             return ""
-        known = {entry.mechanism for entry in entries}
+        paid = {self._names.get(entry.mechanism) for entry in entries}
         once = (s.mechanism for s in self.plan.charged)
-        once = (each for each in once if isinstance(each, TrainingMechanism | ClassCounts))
-        return self.exceeded_limit(
-            {each.name for each in once if describe_mechanism(each, self.plugins) in known}
-        )
+        first = {m.name for m in once if isinstance(m, TrainingMechanism | ClassCounts)}
+        return self.exceeded_limit(first & paid)
 
     def exceeded_limit(self, paid: Collection[str]) -> Literal["", "budget", "queries"]:
         """Return the name of the limit that the planned run would exceed; "" if none.

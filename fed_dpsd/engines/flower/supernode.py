@@ -24,6 +24,7 @@ import subprocess
 import sys
 import time
 import traceback
+from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 from threading import Thread
@@ -149,6 +150,7 @@ class Console:
     def __init__(self, log: Path, mark: str, names: Mapping[str, object]) -> None:
         self._log, self._mark, self._names = log, mark, names
         self._said: set[str] = set()
+        self._last: deque[str] = deque(maxlen=2)  # a refused hello has two lines
         self._unreached = 0
         with writing(log):
             self._open().close()
@@ -177,7 +179,11 @@ class Console:
         self._unreached = self._unreached + 1 if UNREACHED in line else 0
         problem = next((PROBLEMS[part] for part in PROBLEMS if part in line), "")
         if line.startswith(self._mark):
-            self._print(line.removeprefix(self._mark))
+            own = line.removeprefix(self._mark)
+            event = own.split(" ", 2)[-1]  # without its time
+            if event not in self._last:
+                self._print(own)
+            self._last.append(event)
         elif node := NODE.search(line):
             self._said.clear()
             self._print(f"connected to {self._names['superlink']}: node {node[1]}")

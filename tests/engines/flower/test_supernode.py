@@ -280,6 +280,13 @@ RETRY = "WARNING :   Connection attempt failed, retrying in 0.99 seconds"
             ["Traceback (most recent call last):", "mark 2026-11-29 INFO: run r: answered"],
             ["a process of this node failed; see ", "2026-11-29 INFO: run r: answered"],
         ),
+        (
+            [
+                f"mark 2026-11-29 19:35:{n} INFO: {'refused' if n % 2 else 'hello'}"
+                for n in range(6)
+            ],
+            ["2026-11-29 19:35:0 INFO: hello", "2026-11-29 19:35:1 INFO: refused"],
+        ),
         (["2026-11-29 19:35:33,906 INFO: run r: answered", "[ROUND SuperNode ID: 9 ...]"], []),
         (
             ["flwr-serverapp: this site runs client processes only"] * 2,

@@ -12,7 +12,7 @@ from fed_dpsd.report import require_path
 def sweep(
     overrides: Overrides = None,
     only: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(help="Names of the grid's entries to run, as in DENSE,FedDPSD. Default: all."),
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for the runs' folders.")] = Path("runs/sweep"),
@@ -37,7 +37,7 @@ def sweep(
 
     folder = out.absolute()
     path = (table or folder / sweeps.TABLE).absolute()
-    cells = sweeps.plan(overrides or [], folder, Path.cwd(), say, [only] if only else [])
+    cells = sweeps.plan(overrides or [], folder, Path.cwd(), say, only or [])
     failed = api.run_cells(cells, path, console, say)
     print(path, flush=True)
     for cell, error in failed.items():

@@ -188,6 +188,13 @@ def test_a_crash_in_a_cell_is_one_line_and_a_traceback_in_its_folder(
     assert len(list((tmp_path / "runs/sweep").glob("*/error.log"))) == 2
 
 
+def test_entries_of_a_grid_may_be_named_one_by_one(fed_dpsd):
+    """All count: the last one alone would run here."""
+    code, _, err = fed_dpsd("sweep", "experiment=ci", "--only", "nowhere", "--only", "FedDPSD")
+    assert code == 1
+    assert "nowhere" in err
+
+
 def test_an_empty_value_is_refused(fed_dpsd, tmp_path):
     """As of an unset variable: --only would name no entry, and a path is the working directory."""
     for command in (

@@ -193,8 +193,9 @@ class Account:
     def expected_limit(self) -> Literal["", "budget", "queries"]:
         """Return the limit that the planned run will exceed, without reading the records.
 
-        A first training or class counts that any run has paid for count as paid; if the records
-        have changed since, they will be charged again. A run that has begun is not judged.
+        A first training or class counts that any run has paid for count as paid: if the records or
+        settings such as teacher.seed have changed since, the first request is refused instead. No
+        answer counts as paid, as if the run reused none. A run that has begun is not judged.
         """
         entries = self.ledger.entries()
         if any(entry.run == self.run for entry in entries):

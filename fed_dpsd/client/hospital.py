@@ -150,9 +150,10 @@ class Hospital(Terms):
         summed = quorum_of(experiment.answers) is not None
         if summed:
             self._party(experiment, load_or_create_secret(self.folder / "secret"))
-        account = self._account(experiment, run)
+        account, lacking = self._account(experiment, run), ""
         with account.ledger.transaction():
-            lacking = account.expected_limit()
+            if experiment.config.clients_per_round is None:  # a plan is of the most rounds of any
+                lacking = account.expected_limit()
         if lacking:
             what = "budget" if lacking == "budget" else "number of images (queries:)"
             raise NotAllowed(
@@ -163,8 +164,12 @@ class Hospital(Terms):
 
     @property
     def digest_of_keys(self) -> str:
-        """Return the SHA-256 of `keys`, in order, for hospitals to compare their lists."""
-        return hashlib.sha256("\n".join(self.keys).lower().encode()).hexdigest()
+        """Return the SHA-256 of `keys`, in order, for hospitals to compare their lists.
+
+        Raises:
+            ValueError: a key is not hexadecimal.
+        """
+        return hashlib.sha256(b"".join(map(bytes.fromhex, self.keys))).hexdigest()
 
     def _account(self, experiment: Experiment, run: str) -> Account:
         return Account(

@@ -261,7 +261,7 @@ class FederationConfig:
     node_timeout_seconds: Positive = Field(description="time for all clients to connect")
     round_timeout_seconds: Positive = Field(description="time for a round")
     grace_seconds: Positive = Field(
-        description="time for the other hospitals once min_clients have replied"
+        description="time for the other hospitals once min_clients have answered"
     )
     retry_seconds: Positive = Field(
         description="time until a request is sent again to a silent client"

@@ -75,7 +75,6 @@ def answer_message(message: Message, context: Context) -> Message:
             client = about["client"] = hospital.client
             failing = f"client {client}"
             if message.metadata.message_type == HELLO:
-                logger.info("a coordinator asked this node to identify itself: hospital %d", client)
                 about |= _introduce(message, hospital)
             else:
                 replies[client] = _hospital_reply(message, hospital)
@@ -126,14 +125,13 @@ def _hospital_reply(message: Message, hospital: Hospital) -> Reply | Refusal:
     try:
         with reject_malformed():
             meta = message.content.config_records["meta"]
-            name = Path(str(meta.get("run_folder", ""))).name
-            good_name = name.isprintable() and 0 < len(name) <= LONGEST_RUN
-            run = f"run {name}" if good_name else run
+            name = _name_of_run(meta)
+            run = f"run {name}" if name else run
             if kind not in (ANSWER, STEP):
                 raise NotAllowed("exact diagnostics are refused outside a simulation")
             if meta.get("code") != code_digest():
                 raise NotAllowed("the coordinator runs different code from this site")
-            if not good_name:
+            if not name:
                 raise NotAllowed("the run's name is empty, too long, or not printable")
             text = str(meta["experiment"])
             request = _requests(message, [hospital.client])[hospital.client]
@@ -170,21 +168,29 @@ def _reply(request: Request | SumStep | None, method: Method, site: Site) -> Rep
     return Reply(response.values, boxes, response.statement)
 
 
+def _name_of_run(meta: ConfigRecord) -> str:
+    """Return the name of a message's run; "" if it is empty, too long, or not printable."""
+    name = Path(str(meta.get("run_folder", ""))).name
+    return name if name.isprintable() and len(name) <= LONGEST_RUN else ""
+
+
 def _introduce(message: Message, hospital: Hospital) -> dict[str, Any]:
     """Return what a hospital reports about itself, and why it would refuse the run, if so.
 
     The coordinator compares the classes, too, and the digests of the hospitals' lists of keys.
     """
     own = {"classes": list(hospital.classes), "hospital": hospital.hospital, "refusal": ""}
+    name = ""
     try:
         with reject_malformed():
             meta = message.content.config_records["meta"]
-            text, run = str(meta["experiment"]), Path(str(meta["run_folder"])).name
+            name, text = _name_of_run(meta), str(meta["experiment"])
+        logger.info("hospital %d was asked to identify itself for run %s", hospital.client, name)
         if meta.get("code") == code_digest():  # otherwise the coordinator excludes this node
-            own["keys"] = hospital.require_whole_run(text, run)
+            own["keys"] = hospital.require_whole_run(text, name)
     except ProtocolError as error:
         own["refusal"] = public_line(str(error))
-        logger.warning("refused: %s", own["refusal"])
+        logger.warning("refused run %s: %s", name, own["refusal"])
     return own
 
 

@@ -13,8 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 import numpy as np
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -40,6 +39,7 @@ from fed_dpsd.engines.flower.codec import (
 from fed_dpsd.errors import ProtocolError, UserError
 from fed_dpsd.experiment import Experiment
 from fed_dpsd.methods.class_counts import released_counts
+from fed_dpsd.privacy.mechanism import quorum_of
 from fed_dpsd.privacy.noise import SecretStreams
 from fed_dpsd.protocol import (
     Absent,
@@ -55,6 +55,7 @@ from fed_dpsd.server.attendance import (
     Member,
     hospital_text,
     members_of,
+    requests_of,
     revoked_nodes,
     store_members,
 )
@@ -81,6 +82,13 @@ logger = logging.getLogger("fed_dpsd")
 
 def _duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{max(seconds, 0):.0f} s"
+
+
+def _is_refusal(reply: object) -> TypeGuard[Refusal]:
+    """Return whether a reply refuses for good, not only until a charge is acknowledged."""
+    if not isinstance(reply, Refusal):
+        return False
+    return not (reply.statement and reply.statement.wanted)
 
 
 @dataclass
@@ -168,31 +176,29 @@ class GridFederation(HostedFederation):
         self._warned: set[str] = set()
         self._members = members_of(run_folder)
         self._stated: dict[int, float] = {}  # clients' numbers of records, by their class counts
+        self._keys = ""  # the digest of the keys that all hospitals listed at the start
         self._shown, self._shown_at, self._until = "", 0.0, 0.0
         self._connect()
 
     def _connect(self) -> None:
         """Wait until every client is known or the time is up; show the awaited clients.
 
-        Then wait a little for the other nodes that were asked, to notice a claim to a known client.
-
         Raises:
-            UserError: too few are connected, or two nodes claim to be the same client.
+            UserError: too few are connected, too many refuse the run, two nodes claim to be the
+                same client, or the hospitals list different keys.
         """
         timeout = self._settings.node_timeout_seconds
         self._until = time.monotonic() + timeout
-        while not self._discover_nodes() and time.monotonic() < self._until:
-            self._require_no_rivals()
-            self._require_willing()
-            self._show(self._connected(), at_once=True)
-            time.sleep(0.1)
-        last = min(time.monotonic() + LAST_HELLO_SECONDS, self._until)
-        others = [node for node in self._nodes.values() if node.online and not node.clients]
-        while any(node.hellos for node in others) and time.monotonic() < last:
-            time.sleep(0.1)
-            self._read_hellos()
-        self._require_no_rivals()
-        self._require_willing()
+        complete = False
+        while not complete and time.monotonic() < self._until:
+            complete = self._discover_nodes()
+            if complete or self._too_many_refuse:
+                self._wait_for_others()
+            self._check_introductions()
+            if not complete:
+                self._show(self._connected(), at_once=True)
+                time.sleep(0.1)
+        self._keys = next((node.keys for node in self._nodes.values() if node.clients), "")
         if len(self._clients) < self._least:
             limit = f"within federation.node_timeout_seconds={timeout:g}"
             if self._settings.simulation:
@@ -207,6 +213,20 @@ class GridFederation(HostedFederation):
             )
         if not self._settings.simulation:
             self._say(self._connected())
+
+    def _wait_for_others(self) -> None:
+        """Wait a little for other nodes that were asked, which may be the same clients."""
+        last = min(time.monotonic() + LAST_HELLO_SECONDS, self._until)
+        others = [node for node in self._nodes.values() if node.online and not node.clients]
+        while any(node.hellos for node in others) and time.monotonic() < last:
+            time.sleep(0.1)
+            self._discover_nodes()
+            self._read_hellos()  # even if every client is known
+
+    def _check_introductions(self) -> None:
+        self._require_no_rivals()
+        self._require_equal_keys()
+        self._require_willing()
 
     def _require_no_rivals(self) -> None:
         """Check that no two online nodes claim to be the same client, since no key proves it.
@@ -225,19 +245,58 @@ class GridFederation(HostedFederation):
                     "docs/deployment.md"
                 )
 
+    def _require_equal_keys(self) -> None:
+        """Check that all hospitals list the same keys; a secure sum of others cannot be opened.
+
+        Raises:
+            UserError: two lists differ.
+        """
+        lists: defaultdict[str, list[int]] = defaultdict(list)
+        for node in self._nodes.values():
+            if node.clients:
+                lists[node.keys] += node.clients
+        if len(lists) > 1:
+            groups = (f"{self._text_of(*own)}: {keys[:16]}" for keys, own in lists.items())
+            raise UserError(
+                f"the lists of keys differ, in content or order ({'; '.join(groups)}). "
+                f"{self._charged_so_far}. Correct `keys` in the hospitals' files; `fed-dpsd site "
+                "check` prints the digest"
+            )
+
     def _require_willing(self) -> None:
-        """Check, before the first request, that enough clients do not refuse the run.
+        """Check that enough clients do not refuse the run.
 
         Raises:
             UserError: too few clients are left because some refuse.
         """
+        if not self._too_many_refuse:
+            return
         refused = self._refused
-        if self.experiment.config.num_clients - len(refused) < self._least:
-            reasons = "; ".join(f"{self._text_of(c)}: {reason}" for c, reason in refused.items())
-            raise UserError(
-                f"{reasons}. Nothing was charged. Change the run's settings or the hospital's "
-                "file; `fed-dpsd site check` with these settings shows there what it allows"
-            )
+        reasons = "; ".join(f"{self._text_of(c)}: {reason}" for c, reason in refused.items())
+        remedy = "Change the run's settings or the hospital's file"
+        if self._begun:  # then it keeps its settings
+            remedy = f"Correct the hospital's file{self._without(len(refused), self._everyone)}"
+        raise UserError(
+            f"{reasons}. {self._charged_so_far}. {remedy}; `fed-dpsd site check` with these "
+            "settings shows there what it allows"
+        )
+
+    @property
+    def _too_many_refuse(self) -> bool:
+        return self._everyone - len(self._refused) < self._least
+
+    @property
+    def _everyone(self) -> int:
+        return self.experiment.config.num_clients
+
+    @property
+    def _begun(self) -> bool:
+        """Return whether the run has sent requests, before it was resumed."""
+        return bool(requests_of(self._run_folder))
+
+    @property
+    def _charged_so_far(self) -> str:
+        return "Nothing more was charged" if self._begun else "Nothing was charged"
 
     def _connected(self) -> str:
         """Describe in one line how many hospitals are connected, and which are awaited."""
@@ -372,11 +431,12 @@ class GridFederation(HostedFederation):
             self._warn(f"{said} cannot take part: {reason}")
             node.problem, node.reason = "refuses", reason
         else:
-            node.clients, node.keys = [client], str(meta.get("keys", ""))
+            summed = quorum_of(self.experiment.answers) is not None
+            node.clients, node.keys = [client], str(meta.get("keys", "")) if summed else ""
             self._members[client] = member
             store_members(self._run_folder, self._members.values())
             for other in self._nodes.values():
-                if other.client == client and other.problem == "other code":
+                if other.client == client and other.problem != "rival":
                     other.problem = ""
 
     def _warn(self, text: str) -> None:
@@ -395,14 +455,11 @@ class GridFederation(HostedFederation):
             return str(error)
         if refusal := meta.get("refusal"):
             return public_line(str(refusal))
-        own = meta.get("keys", "")
-        for node in self._nodes.values():
-            if node.clients and node.keys != own:
-                other = self._text_of(*node.clients)
-                return (
-                    f"keys: its list differs from that of {other}, in content or order; compare "
-                    f"the digests that `fed-dpsd site check` prints"
-                )
+        if self._keys and meta.get("keys") != self._keys:
+            return (
+                "keys: its list differs from the others', in content or order; compare the digests "
+                "that `fed-dpsd site check` prints"
+            )
         return ""
 
     def each(self, request: Request) -> Replies:
@@ -440,9 +497,11 @@ class GridFederation(HostedFederation):
                     known.hello_at = -math.inf
             self._discover_nodes()
         asked = self._recipients(request)
-        lost = {client: reason for client, reason in self._refused.items() if client in asked}
-        if len(asked) - len(lost) < min(self._least, len(asked)):
-            raise self._too_few(lost, len(asked), "refuse this run or are gone")
+        refused = self._refused
+        if len(asked) - len(refused.keys() & set(asked)) < min(self._least, len(asked)):
+            away = [client for client in asked if client not in self._clients]
+            gone = {client: refused.get(client, NOT_CONNECTED) for client in away}
+            raise self._too_few(gone, len(asked), "refuse this run or are gone")
         hosts = self._hosts_of(set(asked))
         packed = {}
         for node, clients in hosts.items():
@@ -465,10 +524,12 @@ class GridFederation(HostedFederation):
                 answers[client] = reply
         self._log(request, answers, time.monotonic() - started)
         self._show_changes(request, answers)
-        absent = {c: a.reason for c, a in answers.items() if isinstance(a, Absent)}
+        absent = {client for client, own in answers.items() if isinstance(own, Absent)}
         if len(answers) - len(absent) < min(self._least, len(asked)):
             self._charge_log.take(answers)
-            raise self._too_few(absent, len(answers), "did not answer")
+            missing = {c: own.reason for c, own in answers.items() if _is_refusal(own)}
+            few = "refused or did not answer" if missing.keys() - absent else "did not answer"
+            raise self._too_few(missing, len(answers), few)
         return answers
 
     def _deliver_and_log(self, request: Request) -> dict[int, Response | Refusal]:
@@ -487,9 +548,8 @@ class GridFederation(HostedFederation):
     def _too_few(self, missing: Mapping[int, str], everyone: int, verb: str) -> UserError:
         listed = "; ".join(f"{self._text_of(c)}: {reason}" for c, reason in missing.items())
         who = "clients" if self._settings.simulation else "hospitals"
-        return UserError(
-            f"{len(missing)} of {everyone} {who} {verb} ({listed}); {self._remedy(missing)}"
-        )
+        remedy = self._remedy(len(missing), everyone)
+        return UserError(f"{len(missing)} of {everyone} {who} {verb} ({listed}); {remedy}")
 
     def _silent(self, clients: Sequence[int]) -> dict[int, str]:
         """Return a public reason for each client that has not replied."""
@@ -572,17 +632,23 @@ class GridFederation(HostedFederation):
             replies = self._exchange(DIAGNOSE, 0, {node: RecordDict() for node in hosts}, hosts)
             values = {client: r.values for client, r in replies.items() if isinstance(r, Reply)}
             if missing := some - set(values):
-                raise UserError(f"clients {sorted(missing)} did not answer; {self._remedy()}")
+                remedy = self._remedy(len(missing), len(some))
+                raise UserError(f"clients {sorted(missing)} did not answer; {remedy}")
             yield from (values[client] for client in sorted(some))
 
-    def _remedy(self, missing: Mapping[int, str] = MappingProxyType({})) -> str:
-        """Return the remedy for clients that did not answer, given the reasons."""
-        timeout = self._settings.round_timeout_seconds
-        if self._settings.simulation or set(missing.values()) == {LATE}:
+    def _remedy(self, missing: int, everyone: int) -> str:
+        """Return the remedy if some of a request's clients are missing."""
+        if self._settings.simulation:
+            timeout = self._settings.round_timeout_seconds
             return f"raise federation.round_timeout_seconds={timeout:g}, or see the nodes' logs"
-        fewer = self.experiment.config.num_clients - len(missing)
-        without = f", or resume it without them: federation.min_clients={fewer}" if fewer else ""
-        return f"correct this and resume the run{without}"
+        return f"see their logs, then resume the run{self._without(missing, everyone)}"
+
+    def _without(self, missing: int, everyone: int) -> str:
+        """Name the override with which a resumed run needs no missing clients, if there is one."""
+        fewer, quorum = everyone - missing, quorum_of(self.experiment.answers)
+        if fewer < (quorum.threshold if quorum else 1):
+            return ""
+        return f", or resume it without them with overrides federation.min_clients={fewer}"
 
     def _exchange(
         self,
@@ -657,8 +723,8 @@ class GridFederation(HostedFederation):
     ) -> dict[int, Message]:
         """Send messages to nodes until each has replied or the time is up.
 
-        Once `enough` nodes have answered or refused, the others have federation.grace_seconds left.
-        If all of these are gone, the time is up at once.
+        Once `enough` nodes have answered, the others have federation.grace_seconds left. If all of
+        these are gone, the time is up at once.
 
         A message may be lost with the process that received it, so it is sent again: to a silent
         node after twice the time of its last reply, doubling each time; to an unreachable node at
@@ -675,6 +741,7 @@ class GridFederation(HostedFederation):
         attempts = dict.fromkeys(due, ATTEMPTS)
         pushed: dict[str, int] = {}
         replies: dict[int, Message] = {}
+        answered: set[int] = set()
         while due:
             now = time.monotonic()
             if now >= until:
@@ -699,11 +766,13 @@ class GridFederation(HostedFederation):
                     continue
                 attempts[node] -= 1 if reply.has_error() else ATTEMPTS
                 self._nodes[node].last_seconds = now - started
+                if enough < math.inf and self._is_answer(node, reply):
+                    answered.add(node)
                 if attempts[node] > 0:
                     due[node] = now
                 else:
                     del due[node]
-            if sum(not self._failed(reply) for reply in replies.values()) >= enough:
+            if len(answered) >= enough:
                 all_gone = all(self._nodes[node].gone for node in due)
                 until = now if all_gone else min(until, now + self._settings.grace_seconds)
                 self._until = until
@@ -725,6 +794,16 @@ class GridFederation(HostedFederation):
         if node.gone and number in self._grid.get_node_ids():
             node.away, node.online = False, True
         return node
+
+    def _is_answer(self, node: int, reply: Message) -> bool:
+        """Return whether a hospital answers, or will once an unplanned charge is acknowledged."""
+        if self._failed(reply):
+            return False
+        try:
+            read = unpack_replies(reply.content, self._nodes[node].clients)
+        except ProtocolError:
+            return False
+        return any(not _is_refusal(own) for own in read.values())
 
     def _failed(self, reply: Message) -> bool:
         """Return whether a reply is neither an answer nor a refusal."""

@@ -19,7 +19,8 @@ from fed_dpsd.engines.ready import check_run
 from fed_dpsd.errors import ProtocolError, UserError, encodable, one_line, shown
 from fed_dpsd.experiment import Experiment, unused_records
 from fed_dpsd.models.devices import torch_device
-from fed_dpsd.server.attendance import absences
+from fed_dpsd.privacy.mechanism import quorum_of
+from fed_dpsd.server.attendance import absences, requests_of
 from fed_dpsd.server.federation import InUse
 from fed_dpsd.server.run import run
 from fed_dpsd.server.run_folder import new_run_folder, open_run_folder, require_checkpoint
@@ -92,7 +93,7 @@ def start(grid: Grid, run_config: Mapping[str, Any]) -> None:
         serve(experiment, grid, folder, shares)
     except Exception as error:
         print(f"error: {one_line(error)}\nrun folder: {folder}", flush=True)
-        if not isinstance(error, InUse):
+        if not isinstance(error, InUse) and requests_of(folder):
             print(f"resume it with --run-config 'resume=\"{folder}\"'", flush=True)
         raise _failed(one_line(error)) from None
 
@@ -171,14 +172,15 @@ def _with_fewer_hospitals(experiment: Experiment, run_config: Mapping[str, Any])
     if not overrides:
         return experiment
     key, _, least = overrides.partition("=")
-    config, hospitals = experiment.config, experiment.config.num_clients
+    config, quorum = experiment.config, quorum_of(experiment.answers)
+    fewest, most = quorum.threshold if quorum else 1, config.clients_per_round or config.num_clients
     if key != "federation.min_clients" or config.federation.simulation:
         raise UserError(
             f"overrides={overrides} is given with resume, but a run keeps its configuration; only "
             "a deployment's federation.min_clients may change"
         )
-    if not least.isdecimal() or not 1 <= int(least) <= (config.clients_per_round or hospitals):
-        raise UserError(f"{overrides} must be a number of hospitals, 1 to {hospitals} in a round")
+    if not least.isdecimal() or not fewest <= int(least) <= most:
+        raise UserError(f"{overrides} must be a number of hospitals from {fewest} to {most}")
     federation = replace(config.federation, min_clients=int(least))
     return replace(experiment, config=replace(config, federation=federation))
 

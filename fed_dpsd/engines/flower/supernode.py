@@ -180,12 +180,13 @@ class Console:
         problem = next((PROBLEMS[part] for part in PROBLEMS if part in line), "")
         if line.startswith(self._mark):
             own = line.removeprefix(self._mark)
-            event = own.split(" ", 2)[-1]  # without its time
-            if event not in self._last:
+            event = own.partition(": ")[2] or own  # without its time
+            if event not in self._last or event.startswith("run "):  # a request
                 self._print(own)
             self._last.append(event)
         elif node := NODE.search(line):
             self._said.clear()
+            self._last.clear()
             self._print(f"connected to {self._names['superlink']}: node {node[1]}")
         elif AGAIN in line and self._said:
             self._said.clear()

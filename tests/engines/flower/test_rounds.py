@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Error, Message, Metadata
 
+from fed_dpsd.client.hospital import open_hospital
 from fed_dpsd.engines.flower import codec, server
 from fed_dpsd.engines.flower.grid import ATTEMPTS, LAST_HELLO_SECONDS, GridFederation
 from fed_dpsd.errors import UserError
@@ -618,10 +619,14 @@ def test_a_refusal_ends_a_run_that_needs_all_and_it_resumes_without_that_hospita
     with pytest.raises(
         UserError,
         match=r"^1 of 2 hospitals refused or did not answer \(hospital 1: this site allows only "
-        r"answers=label .*\); correct this and resume the run, or .*: federation.min_clients=1$",
+        r"answers=label .*\); see their logs, then resume the run, or .* federation.min_clients=1$",
     ):
         runs.run(experiment, federation, folder, stop_allowing)
-    with pytest.raises(server.RunFailed, match="hospital 1: this site allows only answers=label"):
+    with pytest.raises(
+        server.RunFailed,
+        match=r"^hospital 1: this site allows only answers=label .*\. Nothing more was charged\. "
+        r"Correct the hospital's file, or resume it without them .*federation.min_clients=1; ",
+    ):
         server.start(grid, {"resume": str(folder)})
     assert f"resume it with --run-config 'resume=\"{folder}\"'" in capsys.readouterr().out
     server.start(grid, {"resume": str(folder), "overrides": "federation.min_clients=1"})
@@ -680,7 +685,7 @@ def test_a_run_that_has_begun_is_not_judged_by_the_budget_it_has_spent(deployed,
 
 @pytest.mark.parametrize("enough", [1, 2])
 def test_a_run_does_not_wait_for_a_hospital_that_was_revoked(deployed, tmp_path, clock, enough):
-    """In the round in which it is revoked, too. The control: it waits for one that is away."""
+    """In the round in which it is revoked, too."""
     grid = Hospitals(site_files(tmp_path))
     experiment = deployed(*PLAIN, *PATIENT, f"federation.min_clients={enough}")
     folder = new_run_folder(experiment)
@@ -701,9 +706,83 @@ def test_a_run_does_not_wait_for_a_hospital_that_was_revoked(deployed, tmp_path,
         with pytest.raises(UserError, match=r"1 of 2 .* \(hospital 1: its node was revoked\); "):
             federation.total(request(2))
     assert clock[0] - started < 15  # of 60
+    paid = charges(grid.files[100])
+    if enough == 2:  # nobody is asked in vain
+        with pytest.raises(UserError, match=r"1 of 2 hospitals refuse this run or are gone \(hosp"):
+            federation.total(request(4))
+        assert charges(grid.files[100]) == paid
     grid.push_messages, grid.offline = push, set()
     grid.files[202] = grid.files.pop(101)  # with a new key
     assert federation.total(request(3)).count == 2
+
+
+def test_a_refusal_gives_the_others_no_less_time(deployed, tmp_path, clock):
+    """Two of three must answer; one refuses, and one needs longer than the grace."""
+    files = [site_file(tmp_path / f"{number}", number, num_clients=3) for number in range(3)]
+
+    def slow(node, reply):
+        late = node == 102 and reply.metadata.message_type == ANSWER and clock[0] < 150
+        return None if late else reply
+
+    settings = "num_clients=3", BOTH_NEEDED, "federation.round_timeout_seconds=1800"
+    federation = federate(deployed(*PLAIN, *settings), Hospitals(files, slow))
+    site_file(files[0].parent, 0, num_clients=3, answers=["label"])
+    total = federation.total(request())
+    assert (total.count, list(total.refused)) == (2, [0])
+
+
+def test_a_refusal_ends_a_run_without_waiting_for_those_that_are_away(deployed, tmp_path, clock):
+    grid = Hospitals(site_files(tmp_path))
+    site_file(grid.files[101].parent, 1, answers=["label"])
+    grid.offline = {100}
+    needed = deployed(*PLAIN, "federation.node_timeout_seconds=300", one=False)
+    with pytest.raises(UserError, match="^hospital 1: this site allows only answers=label"):
+        federate(needed, grid)
+    assert clock[0] < 1
+
+
+def test_another_studys_hospital_of_the_same_number_ends_no_run(deployed, tmp_path, clock):
+    """It refuses, and the right one introduces itself a little later."""
+    files = site_files(tmp_path)
+    other = site_file(tmp_path / "other", 0, num_clients=5)
+
+    def late(node, reply):
+        return None if node == 101 and clock[0] < 2 else reply
+
+    grid = Hospitals([other, *files], late)
+    waiting = "federation.node_timeout_seconds=300", "federation.retry_seconds=1"
+    federation = federate(deployed(*PLAIN, *waiting, one=False), grid)
+    assert federation.total(request()).count == 2
+
+
+def test_a_ledger_that_cannot_be_read_ends_a_run_before_any_charge(deployed, tmp_path):
+    files = site_files(tmp_path)
+    experiment = deployed(*PLAIN, one=False)
+    federate(experiment, Hospitals(files))  # the control
+    folder = open_hospital(files[1]).folder / "ledger"
+    (folder / "client_001.sqlite").write_bytes(b"no database" * 100)
+    with pytest.raises(UserError, match="^hospital 1: client 1 failed: see its log. Nothing was"):
+        federate(experiment, Hospitals(files))
+    assert not charges(files[0])
+
+
+def test_a_training_that_was_paid_for_needs_no_second_budget(deployed, tmp_path):
+    """The control: other training of the same cost does not fit."""
+    files = site_files(tmp_path, budget=5.0, queries=1_000)
+    settings = "training=dp_sgd", "answers=probabilities", "rounds=1"
+    for seed in (0, 1):
+        federation = federate(deployed(*settings, f"seed={seed}", one=False), Hospitals(files))
+        assert federation.total(request(1 + seed)).count == 2
+    with pytest.raises(UserError, match="the budget left at this site is not enough"):
+        federate(deployed(*settings, "training.steps=101", one=False), Hospitals(files))
+
+
+def test_a_cohort_of_a_run_that_needs_all_is_enough(deployed, tmp_path):
+    """Hospitals that take part in few rounds need no budget for all rounds."""
+    files = site_files(tmp_path, queries=20)
+    settings = "clients_per_round=1", "rounds=3", "queries_per_round=16"
+    federation = federate(deployed(*PLAIN, *settings, one=False), Hospitals(files))
+    assert federation.total(request()).count == 1
 
 
 def test_a_bad_resume_is_one_line(capsys):
@@ -718,23 +797,27 @@ def test_a_bad_resume_is_one_line(capsys):
         assert capsys.readouterr().out.startswith("error: ")
 
 
+KEPT = "is given with resume, but a run keeps its configuration"
+SUMMED = (
+    "num_clients=3",
+    "answers.noise_at=distributed",
+    "answers.quorum={threshold: 2, colluding: 0}",
+)
+
+
 @pytest.mark.parametrize(
-    ("overrides", "problem"),
+    ("settings", "overrides", "problem"),
     [
-        ("rounds=9", "overrides=rounds=9 is given with resume, but a run keeps its configuration"),
-        (
-            "federation.min_clients=3",
-            "federation.min_clients=3 must be a number of hospitals, 1 to 2",
-        ),
-        (
-            "federation.min_clients=1 rounds=9",
-            "min_clients=1 rounds=9 must be a number of hospitals",
-        ),
+        ((), "rounds=9", f"overrides=rounds=9 {KEPT}"),
+        ((), "federation.min_clients=3", "=3 must be a number of hospitals from 1 to 2"),
+        ((), "federation.min_clients=1 rounds=9", "=1 rounds=9 must be a number of hospitals"),
+        (("clients_per_round=1",), "federation.min_clients=2", "must be .* from 1 to 1"),
+        (SUMMED, "federation.min_clients=1", "must be a number of hospitals from 2 to 3"),
     ],
 )
 def test_a_resumed_run_changes_only_how_many_hospitals_must_answer(
-    deployed, tmp_path, overrides, problem
+    deployed, tmp_path, settings, overrides, problem
 ):
-    folder = new_run_folder(deployed(*PLAIN, f"out={tmp_path}/runs"))
+    folder = new_run_folder(deployed(*PLAIN, *settings, f"out={tmp_path}/runs", one=False))
     with pytest.raises(server.RunFailed, match=problem):
         server.start(Hospitals([]), {"resume": str(folder), "overrides": overrides})

@@ -178,21 +178,49 @@ def test_a_bad_key_is_an_error_before_anything_is_charged(deployed, tmp_path):
 
 
 def test_lists_of_keys_in_different_orders_end_a_run_before_any_charge(deployed, tmp_path, clock):
-    """Only the hospital whose own key is elsewhere would notice; the others see two valid lists."""
+    """Also if fewer hospitals are needed: it is unknown which list is right."""
     files = summing(tmp_path)
-    federate(deployed(*DISTRIBUTED, "federation.min_clients=3"), Hospitals(files))  # the control
-    settings = yaml.safe_load(files[2].read_text())
-    first, second, third = settings["keys"]
-    files[2].write_text(yaml.safe_dump(settings | {"keys": [second, first, third]}))
-    with pytest.raises(UserError) as caught:
-        federate(deployed(*DISTRIBUTED, "federation.min_clients=3"), Hospitals(files))
-    assert str(caught.value).startswith(
-        "hospital 2: keys: its list differs from that of hospital 0, in content or order; compare "
-    )
+    first, second, third = yaml.safe_load(files[2].read_text())["keys"]
+    for keys, equal in (
+        ([first, f" {second.upper()}", third], True),
+        ([second, first, third], False),
+    ):
+        settings = yaml.safe_load(files[2].read_text())
+        files[2].write_text(yaml.safe_dump(settings | {"keys": keys}))
+        digests = [hospitals.open_hospital(file).digest_of_keys for file in files]
+        assert digests[0] == digests[1]
+        assert (digests[1] == digests[2]) == equal
+        for least in (3, 2):
+            experiment = deployed(*DISTRIBUTED, f"federation.min_clients={least}")
+            if equal:
+                federate(experiment, Hospitals(files))
+                continue
+            with pytest.raises(UserError) as caught:
+                federate(experiment, Hospitals(files))
+            listed = f"hospitals 0, 1: {digests[0][:16]}; hospital 2: {digests[2][:16]}"
+            assert f"content or order ({listed}). Nothing was charged. " in str(caught.value)
     assert clock[0] == 0
     assert not any(map(charges, files))
-    digests = [hospitals.open_hospital(file).digest_of_keys for file in files]
-    assert digests[0] == digests[1] != digests[2]
+
+
+def test_keys_are_compared_only_for_secure_sums(deployed, tmp_path):
+    def lie(node, reply):
+        if node == 100 and reply.metadata.message_type == "query.hello":
+            reply.content["meta"]["keys"] = "x"
+        return reply
+
+    files = summing(tmp_path, trust=["nobody"])
+    federation = federate(deployed(*PLAIN, "num_clients=3"), Hospitals(files, lie))
+    assert federation.total(request()).count == 3
+
+
+def test_a_run_is_not_resumed_with_fewer_than_a_sum_needs(deployed, tmp_path, clock):
+    grid = Hospitals(summing(tmp_path))
+    federation = federate(deployed(*DISTRIBUTED, one=False), grid)
+    for offline, remedy in (({102}, "overrides federation.min_clients=2"), ({101, 102}, "the run")):
+        grid.offline = offline
+        with pytest.raises(UserError, match=f"then resume .*{remedy}$"):
+            federation.total(request(1 + len(offline)))
 
 
 def test_another_run_gets_other_noise_for_another_charge(deployed, tmp_path):

@@ -57,6 +57,8 @@ def one_line(error: BaseException) -> str:
         return "stopped by Ctrl-C"
     if isinstance(error, SystemExit) and error.code == 128 + signal.SIGTERM:
         return "stopped by SIGTERM"
+    if isinstance(error, SystemExit) and not error.code:
+        return "stopped"
     if isinstance(error, SystemExit) and error.code == UNREAD:
         return "stopped because nothing reads its output any more"
     text = printable(" ".join(str(error).split()))

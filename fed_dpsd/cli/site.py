@@ -76,7 +76,8 @@ def check(
     overrides: Annotated[
         list[str] | None,
         typer.Argument(
-            help="The coordinator's settings (KEY=VALUE). Default: the first choices in the file.",
+            help="All settings of the coordinator's run (KEY=VALUE). Default: the first choices in "
+            "the file.",
             click_type=OVERRIDE,
         ),
     ] = None,

@@ -51,7 +51,7 @@ def check(hospital: Hospital, overrides: list[str]) -> Iterator[str | Table]:
 
     Args:
         hospital: the hospital, from its own file.
-        overrides: the coordinator's overrides; without a method, from the file's first choices.
+        overrides: all settings of the coordinator's run; [] for one of the file's first choices.
 
     Raises:
         UserError: the hospital's file does not allow such a run, the run does not fit into this
@@ -177,34 +177,42 @@ def _more_for_budget(settings: PrivacyConfig, plan: Plan, charged: bool) -> str:
 
 
 def _experiment(hospital: Hospital, overrides: list[str]) -> Experiment:
-    """Return a coordinator's experiment with these overrides, if this hospital allows it."""
-    defaults = [
-        *("federation=deployment", "data=folder", f"num_clients={hospital.num_clients}"),
-        f"data.shape={list(hospital.shape)}".replace(" ", ""),
-        f"data.fit={hospital.fit}",
-        f"data.window={format_value(hospital.files.window)}".replace(" ", ""),
-    ]
-    if not any(each.startswith("data=") for each in overrides):  # other data sets name their own
-        names = ",".join(map(quoted, hospital.classes))
-        defaults += [f"data.classes=[{names}]", "data.num_classes=null"]
-    firsts = {
-        "method": hospital.methods,
-        "training": hospital.training,
-        "answers": hospital.answers,
-    }
-    if not any(each.startswith("method=") for each in overrides):  # a method's file sets the others
-        defaults += [f"{key}={names[0]}" for key, names in firsts.items() if names]
-    if not any(each.startswith("model=") for each in overrides):  # a model's file names its teacher
-        defaults += [f"model.teacher={name}" for name in hospital.models[:1]]
-    defaults += [f"plugins=[{','.join(hospital.plugins)}]"]
-    column = hospital.files.patient_column
-    if not overrides and column is not None and hospital.allowed_units[:1] == ("patient",):
-        defaults += [f"data.patient_column={quoted(column)}"]
-    request = from_overrides([*defaults, *overrides], Path.cwd())
+    """Return a coordinator's run with these settings, if this hospital allows it.
+
+    Without settings, the run is of the file's first choices.
+    """
+    request = from_overrides(
+        ["federation=deployment", *(overrides or _firsts(hospital))], Path.cwd()
+    )
     try:
         return hospital.experiment(request.to_json(), 0)
     except NotAllowed as error:
-        raise UserError(f"{' '.join(overrides) or 'the file'}: {error}") from None
+        if not overrides:
+            raise UserError(f"the file: {error}") from None
+        raise UserError(
+            f"{' '.join(overrides)}: {error}; give all settings of the coordinator's run"
+        ) from None
+
+
+def _firsts(hospital: Hospital) -> list[str]:
+    """Return the settings of a run of the file's first choices."""
+    names = ",".join(map(quoted, hospital.classes))
+    settings = [
+        *("data=folder", f"data.classes=[{names}]", "data.num_classes=null"),
+        f"num_clients={hospital.num_clients}",
+        f"data.shape={list(hospital.shape)}".replace(" ", ""),
+        f"data.fit={hospital.fit}",
+        f"data.window={format_value(hospital.files.window)}".replace(" ", ""),
+        f"method={hospital.methods[0]}",
+        f"training={hospital.training[0]}",
+        f"answers={hospital.answers[0]}",
+        f"model.teacher={hospital.models[0]}",
+        f"plugins=[{','.join(hospital.plugins)}]",
+    ]
+    column = hospital.files.patient_column
+    if column is not None and hospital.allowed_units[:1] == ("patient",):
+        settings.append(f"data.patient_column={quoted(column)}")
+    return settings
 
 
 def _train(

@@ -13,6 +13,7 @@ from fed_dpsd.config.schema import STRICT as STRICT
 from fed_dpsd.config.schema import Config as Config
 from fed_dpsd.config.schema import DataConfig as DataConfig
 from fed_dpsd.config.schema import Device as Device
+from fed_dpsd.config.schema import FederationConfig as FederationConfig
 from fed_dpsd.config.schema import Fit as Fit
 from fed_dpsd.config.schema import Fraction as Fraction
 from fed_dpsd.config.schema import ModelConfig as ModelConfig

@@ -178,9 +178,9 @@ def result_line(experiment: Experiment, summary: Mapping[str, Any]) -> str:
     return " · ".join([*parts, short(PrivacyCard(summary["privacy"]))])
 
 
-def round_text(line: Mapping[str, Any]) -> str:
+def round_text(line: Mapping[str, Any], who: str = "client") -> str:
     """Return a line of rounds.jsonl as readable text; queries and seconds are for the round."""
-    refused = f" · {_missing_clients(line)}" if line["refused"] else ""
+    refused = f" · {_missing_clients(line, who)}" if line["refused"] else ""
     accuracy, agreed = line["student_accuracy"], line.get("agreement")
     student = "not scored" if accuracy is None else f"{100 * accuracy:.1f} %"
     agreement = "" if agreed is None else f"agreement {100 * agreed:.1f} % · "
@@ -192,9 +192,9 @@ def round_text(line: Mapping[str, Any]) -> str:
     )
 
 
-def _missing_clients(line: Mapping[str, Any]) -> str:
+def _missing_clients(line: Mapping[str, Any], who: str) -> str:
     """Describe the clients that gave no answer in a round because they refused or were absent."""
     clients = sorted(map(int, line["refused"]))
     if len(clients) > MOST_NAMED:
-        return f"without {len(clients):,} clients"
-    return f"without client{'s' * (len(clients) > 1)} {', '.join(map(str, clients))}"
+        return f"without {len(clients):,} {who}s"
+    return f"without {who}{'s' * (len(clients) > 1)} {', '.join(map(str, clients))}"

@@ -135,7 +135,9 @@ def test_a_hospital_sees_at_its_own_screen_what_is_not_reviewed(fed_dpsd, tmp_pa
     allowed = {"plugins": ["fed_dpsd_example"], "answers": ["laplace_probabilities"], "budget": 1e6}
     allowed |= {"training": ["plain"], "models": ["cnn"]}
     file = site_file(tmp_path / "hospital", **allowed)
-    settings = ("rounds=1", "queries_per_round=8", "teacher.min_steps=2", "teacher.epochs=0")
+    run = ("num_clients=2", "plugins=[fed_dpsd_example]", "answers=laplace_probabilities")
+    run += ("training=plain", "model=cnn", "rounds=1", "queries_per_round=8")
+    settings = (*run, "teacher.min_steps=2", "teacher.epochs=0")
     code, out, err = fed_dpsd("site", "check", str(file), *settings)
     assert code == 0, err
     (cost,) = [line for line in out if EPSILON.search(line) and "spent so far" not in line]

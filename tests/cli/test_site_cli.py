@@ -31,7 +31,8 @@ from tests.every import every
 from tests.hospitals import certificate, private_key, site_file, summing
 from tests.processes import lives, wait_until
 
-SMALL = ("training.steps=3", "model.teacher_width=4")
+SMALL = ("num_clients=2", "training.steps=3", "model.teacher_width=4")
+PLAIN = ("num_clients=2", "training=plain", "model=cnn", "teacher.epochs=0")
 
 
 def test_a_file_is_written_once_and_says_what_is_missing(fed_dpsd, tmp_path):
@@ -99,7 +100,8 @@ def test_a_check_of_secure_sums_says_whom_each_number_holds_against(tmp_path):
     allowed = {"methods": ["dp_fedsgd"], "answers": ["clipped_gradients"]}
     file, *_ = summing(tmp_path, models=["scattering"], colluding=1, **allowed)
     quorum = "answers.noise_at=distributed", "answers.quorum={threshold: 3, colluding: 1}"
-    said = [f"{line}" for line in check.check(open_hospital(file), [*quorum])]
+    run = ["num_clients=3", "method=dp_fedsgd", *quorum]
+    said = [f"{line}" for line in check.check(open_hospital(file), run)]
     first, *others = (line for line in said if line.startswith("a run: "))
     assert first.endswith(f"against {against('threshold', 1)}")
     assert f"keys: 3, with digest {open_hospital(file).digest_of_keys}" in said
@@ -145,6 +147,12 @@ def test_a_check_says_what_a_coordinator_would_be_refused(fed_dpsd, tmp_path):
     assert (code, "budget=100 is not enough for this run" in err) == (1, True)
     code, _, err = fed_dpsd("site", "check", str(file), "model=patches", *SMALL)
     assert (code, "model=patches" in err, "only the teachers scattering" in err) == (1, True, True)
+    site_file(tmp_path / "hospital", **limits | {"methods": ["dpsd"], "models": ["cnn"]})
+    code, _, err = fed_dpsd("site", "check", str(file), *SMALL)  # as the run would be refused
+    assert code == 1
+    assert "allows only method=dpsd (methods: in its file); this site allows only the teach" in err
+    code, _, err = fed_dpsd("site", "check", str(file), *SMALL[1:])
+    assert "num_clients is 2 at this site; give all settings of the coordinator's run" in err
 
 
 def test_a_check_says_whether_the_budget_lasts(fed_dpsd, tmp_path):
@@ -157,7 +165,7 @@ def test_a_check_says_whether_the_budget_lasts(fed_dpsd, tmp_path):
         budget=8,
         queries=10_000,
     )
-    overrides = ("answers.noise_multiplier=20", "teacher.min_steps=1", "teacher.epochs=0")
+    overrides = (*PLAIN, "answers=gradient", "answers.noise_multiplier=20", "teacher.min_steps=1")
     code, out, err = fed_dpsd("site", "check", str(file), *overrides)
     assert code == 1
     found = re.search(r"budget=8 is not enough for this run.* raise budget to at least (.+)", err)
@@ -248,8 +256,8 @@ def test_a_check_states_the_units_and_why_and_trains_by_the_first(
     assert f"({unit}, add_remove" in found["a run"]
     assert "with default settings; give the coordinator's" in found["run"]
     if unit == "patient":
-        with pytest.raises(UserError, match=r"rounds=2: training.unit=record: .*unit=patient, or"):
-            list(check.check(hospital, ["rounds=2"]))
+        with pytest.raises(UserError, match=r"^num_clients=2: training.unit=record: .*patient, or"):
+            list(check.check(hospital, ["num_clients=2"]))
 
 
 @pytest.mark.slow
@@ -270,9 +278,8 @@ def test_a_check_deletes_what_a_killed_one_left_a_day_ago(tmp_path):
         left.mkdir(parents=True)
         (left / "teacher").touch()
         os.utime(left, (time.time() - days * check.DAY,) * 2)
-    list(
-        check.check(hospital, ["teacher.min_steps=3", "teacher.epochs=0", "model.teacher_width=4"])
-    )
+    settings = "teacher.min_steps=3", "model.teacher_width=4"
+    list(check.check(hospital, [*PLAIN, "answers=label", *settings]))
     assert [path.name for path in (hospital.folder / "checks").iterdir()] == ["new"]
     assert (hospital.folder / "secret").read_bytes()  # which the check links
 
@@ -303,7 +310,7 @@ def test_a_check_reads_the_weights(tmp_path):
 def test_a_check_says_that_a_training_diverges(fed_dpsd, tmp_path):
     """In a run only the hospital's log would; with the default rate the check passes."""
     file = site_file(tmp_path / "hospital", training=["plain"], models=["cnn"], budget=1e6)
-    settings = "answers=label", "rounds=1", "teacher.epochs=0", "teacher.min_steps=3"
+    settings = *PLAIN, "answers=label", "rounds=1", "teacher.min_steps=3"
     assert fed_dpsd("site", "check", str(file), *settings)[0] == 0
     code, _, err = fed_dpsd("site", "check", str(file), *settings, "teacher.learning_rate=1e30")
     assert code == 1

@@ -175,6 +175,11 @@ class GridFederation(HostedFederation):
         self._heard_from: set[int] = set()  # clients that have answered a request
         self._warned: set[str] = set()
         self._members = members_of(run_folder)
+        for member in self._members.values():  # a resumed run does not wait for revoked nodes
+            if member.node in revoked_nodes(run_folder):
+                self._nodes[member.node] = Node(
+                    client=member.client, problem="refuses", reason=WAS_REVOKED
+                )
         self._stated: dict[int, float] = {}  # clients' numbers of records, by their class counts
         self._keys = ""  # the digest of the keys that all hospitals listed at the start
         self._shown, self._shown_at, self._until = "", 0.0, 0.0

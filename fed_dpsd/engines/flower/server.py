@@ -5,13 +5,17 @@ import importlib
 import logging
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import yaml
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from fed_dpsd.config import FederationConfig
+from fed_dpsd.config.bind import bind_dataclass
+from fed_dpsd.config.compose import split_overrides
 from fed_dpsd.engines.flower.codec import Shares
 from fed_dpsd.engines.flower.grid import GridFederation
 from fed_dpsd.engines.flower.run_config import from_run_config, given_keys, with_typed_keys
@@ -73,7 +77,7 @@ def start(grid: Grid, run_config: Mapping[str, Any]) -> None:
     """Run the experiment of `flwr run --run-config`, and print its result.
 
     With `resume`, resume the run in that folder. No other key may then be set, except that
-    `overrides` may change federation.min_clients. A completed run is left unchanged.
+    `overrides` may change a deployment's keys of `federation`. A completed run is left unchanged.
 
     Raises:
         RunFailed: the run failed; the error gives the cause in one line.
@@ -113,7 +117,7 @@ def prepare(grid: Grid, run_config: Mapping[str, Any]) -> tuple[Experiment, Path
     """
     resumed = _resumed(run_config)
     if resumed:
-        experiment = _with_fewer_hospitals(open_run_folder(resumed), run_config)
+        experiment = _with_other_deadlines(open_run_folder(resumed), run_config)
     else:
         experiment = from_run_config(run_config)
     if resumed and _completed(resumed):
@@ -162,26 +166,32 @@ def _resumed(run_config: Mapping[str, Any]) -> Path | None:
     return Path(path)
 
 
-def _with_fewer_hospitals(experiment: Experiment, run_config: Mapping[str, Any]) -> Experiment:
-    """Return a resumed run's experiment with the federation.min_clients in `overrides`, if any.
+def _with_other_deadlines(experiment: Experiment, run_config: Mapping[str, Any]) -> Experiment:
+    """Return a resumed deployment with the keys of `federation` in `overrides`, if any.
+
+    They decide how many hospitals must answer and how long the run waits.
 
     Raises:
-        UserError: there is another override, or the value does not fit the run.
+        UserError: there is another override, or a value does not fit the run.
     """
-    overrides = str(run_config.get("overrides", ""))
-    if not overrides:
-        return experiment
-    key, _, least = overrides.partition("=")
     config, quorum = experiment.config, quorum_of(experiment.answers)
-    fewest, most = quorum.threshold if quorum else 1, config.clients_per_round or config.num_clients
-    if key != "federation.min_clients" or config.federation.simulation:
+    values = asdict(config.federation)
+    for override in split_overrides(str(run_config.get("overrides", ""))):
+        key, _, value = override.partition("=")
+        name = key.removeprefix("federation.")
+        if config.federation.simulation or name not in values.keys() - {key, "simulation"}:
+            raise UserError(
+                f"{override} is given with resume, but a run keeps its configuration; only a "
+                "deployment's federation.min_clients and times may change"
+            )
+        values[name] = yaml.safe_load(value)
+    federation = bind_dataclass(FederationConfig, values, "federation.")
+    least, most = federation.min_clients, config.clients_per_round or config.num_clients
+    fewest = quorum.threshold if quorum else 1
+    if least != config.federation.min_clients and not fewest <= (least or most) <= most:
         raise UserError(
-            f"overrides={overrides} is given with resume, but a run keeps its configuration; only "
-            "a deployment's federation.min_clients may change"
+            f"federation.min_clients={least} must be a number of hospitals from {fewest} to {most}"
         )
-    if not least.isdecimal() or not fewest <= int(least) <= most:
-        raise UserError(f"{overrides} must be a number of hospitals from {fewest} to {most}")
-    federation = replace(config.federation, min_clients=int(least))
     return replace(experiment, config=replace(config, federation=federation))
 
 
@@ -204,7 +214,12 @@ def serve(experiment: Experiment, grid: Grid, folder: Path, shares: Shares | Non
         for line in describe_start(experiment, folder):
             _print_line(line)
         federation = GridFederation(experiment, grid, folder, _print_line, shares)
-        summary = run(experiment, federation, folder, lambda line: _print_line(round_text(line)))
+        who = "client" if experiment.config.federation.simulation else "hospital"
+
+        def show(line: Mapping[str, Any]) -> None:
+            _print_line(round_text(line, who))
+
+        summary = run(experiment, federation, folder, show)
     except Exception as error:
         if not isinstance(error, UserError | ProtocolError):
             logger.exception("the server failed")

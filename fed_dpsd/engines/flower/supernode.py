@@ -230,7 +230,7 @@ def check_address(superlink: str) -> None:
         UserError: it has a scheme or a path, or no port.
     """
     host, _, port = superlink.rpartition(":")
-    if not host or "/" in superlink or not port.isdecimal():
+    if not host or "/" in superlink or not (port.isdecimal() and 0 < int(port) < 2**16):
         raise UserError(
             f"--superlink {superlink} must be HOST:PORT, such as fl.example.org:9092, without a "
             "scheme"

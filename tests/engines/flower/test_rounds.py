@@ -683,6 +683,27 @@ def test_a_run_that_has_begun_is_not_judged_by_the_budget_it_has_spent(deployed,
         federate(experiment, grid)  # another run
 
 
+def test_a_resumed_run_does_not_wait_for_a_hospital_that_was_revoked(
+    deployed, tmp_path, clock, capsys
+):
+    experiment = deployed(*PLAIN, f"out={tmp_path}/runs", one=False)
+    grid, folder = Hospitals(site_files(tmp_path)), new_run_folder(experiment)
+
+    def revoke(line):
+        grid.offline = {101}
+        store_revoked(folder, 101)
+
+    with pytest.raises(UserError, match=r"\(hospital 1: its node was revoked\)"):
+        runs.run(experiment, GridFederation(experiment, grid, folder), folder, revoke)
+    started = clock[0]
+    longer = "federation.node_timeout_seconds=300"
+    with pytest.raises(server.RunFailed, match="^hospital 1: its node was revoked. Nothing more"):
+        server.start(grid, {"resume": str(folder), "overrides": longer})
+    server.start(grid, {"resume": str(folder), "overrides": f"{longer} federation.min_clients=1"})
+    assert clock[0] == started
+    assert "· without hospital 1\n" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("enough", [1, 2])
 def test_a_run_does_not_wait_for_a_hospital_that_was_revoked(deployed, tmp_path, clock, enough):
     """In the round in which it is revoked, too."""
@@ -808,14 +829,17 @@ SUMMED = (
 @pytest.mark.parametrize(
     ("settings", "overrides", "problem"),
     [
-        ((), "rounds=9", f"overrides=rounds=9 {KEPT}"),
+        ((), "rounds=9", f"rounds=9 {KEPT}"),
+        ((), "federation.simulation=true", f"simulation=true {KEPT}"),
+        ((), "min_clients=1", f"min_clients=1 {KEPT}"),
         ((), "federation.min_clients=3", "=3 must be a number of hospitals from 1 to 2"),
-        ((), "federation.min_clients=1 rounds=9", "=1 rounds=9 must be a number of hospitals"),
+        ((), "federation.min_clients=1 rounds=9", f"rounds=9 {KEPT}"),
+        ((), "federation.grace_seconds=soon", "^federation.grace_seconds='?soon'? must be "),
         (("clients_per_round=1",), "federation.min_clients=2", "must be .* from 1 to 1"),
         (SUMMED, "federation.min_clients=1", "must be a number of hospitals from 2 to 3"),
     ],
 )
-def test_a_resumed_run_changes_only_how_many_hospitals_must_answer(
+def test_a_resumed_run_changes_only_its_deadlines_and_how_many_must_answer(
     deployed, tmp_path, settings, overrides, problem
 ):
     folder = new_run_folder(deployed(*PLAIN, *settings, f"out={tmp_path}/runs", one=False))

@@ -199,7 +199,9 @@ def test_a_key_that_flower_cannot_use_is_named_with_the_command_that_makes_one(t
         supernode.check_key(path)
 
 
-@pytest.mark.parametrize("address", ["https://fl:9092", "fl", "fl:", ":9092", "fl:9092/x"])
+@pytest.mark.parametrize(
+    "address", ["https://fl:9092", "fl", "fl:", ":9092", "fl:9092/x", "fl:99999"]
+)
 def test_an_address_that_flower_would_never_reach_is_named(tmp_path, address):
     with pytest.raises(UserError, match=f"^--superlink {address} must be HOST:PORT, such as "):
         supernode.serve(tmp_path, tmp_path / "state", address, tmp_path, tmp_path, None)

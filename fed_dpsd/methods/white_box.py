@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn import functional
 
 from fed_dpsd.config import STRICT, Config, Positive
-from fed_dpsd.errors import ProtocolError
+from fed_dpsd.errors import ProtocolError, UserError
 from fed_dpsd.losses import SMALLEST_PROBABILITY
 from fed_dpsd.methods.method import (
     Federation,
@@ -332,6 +332,12 @@ class Distilling(WhiteBox):
         buffer = resume.load(student=student) if resume else []
         for number in range(len(buffer) + 1, context.rounds + 1):
             images = self.synthesise(ensemble, student, context, streams, number)
+            wanted = context.queries_per_round, *context.image_shape
+            if images.dtype != np.uint8 or images.shape != wanted:  # a plug-in's
+                raise UserError(
+                    f"{type(self).__name__}.synthesise: images are {images.dtype} of shape "
+                    f"{images.shape}; return uint8 of shape {wanted}"
+                )
             logits = self.labels_to_store(ensemble, images, context)
             no_predictions = np.empty((0, context.num_classes), np.float32)
             buffer.append(ReplayBuffer(images, no_predictions, logits))

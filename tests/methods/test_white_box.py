@@ -14,7 +14,7 @@ from fed_dpsd.accounts.card import privacy_card, proven_epsilons
 from fed_dpsd.client import site as sites
 from fed_dpsd.client.teachers import make_teacher
 from fed_dpsd.engines.local import LocalFederation
-from fed_dpsd.errors import ConfigError, ProtocolError
+from fed_dpsd.errors import ConfigError, ProtocolError, UserError
 from fed_dpsd.experiment import load_data, set_up
 from fed_dpsd.methods.fedavg import average, sizes_of
 from fed_dpsd.methods.white_box import (
@@ -423,6 +423,24 @@ def test_feddf_starts_at_the_average_where_it_can(small, tmp_path):
         mean = average([to_vector(teacher) for teacher in ensemble.teachers], [1, 1])
         assert (len(to_vector(start)) == len(mean)) == same
         assert not same or torch.equal(to_vector(start), mean)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "returned"),
+    [
+        (lambda images: images[1:], r"uint8 of shape \(63, 1, 8, 8\)"),
+        (lambda images: images / 2, r"float64 of shape \(64, 1, 8, 8\)"),
+    ],
+)
+def test_images_that_a_plugin_synthesises_are_bytes_of_the_runs_shape(
+    small, tmp_path, monkeypatch, spoil, returned
+):
+    experiment = small(*CLEAR, "method=feddf", "queries_per_round=64")
+    method, own = experiment.method, type(experiment.method).synthesise
+    monkeypatch.setattr(type(method), "synthesise", lambda *a: spoil(own(*a)))
+    problem = rf"FedDF.synthesise: images are {returned}; return uint8 of shape \(64, 1, 8, 8\)"
+    with pytest.raises(UserError, match=problem):
+        next(method.server(*open_(experiment, tmp_path), Streams(0), None))
 
 
 def test_feddf_draws_each_kind_by_its_fraction_and_lines_otherwise(small, tmp_path):

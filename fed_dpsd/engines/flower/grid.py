@@ -277,10 +277,10 @@ class GridFederation(HostedFederation):
         if not self._too_many_refuse:
             return
         refused = self._refused
-        reasons = "; ".join(f"{self._text_of(c)}: {reason}" for c, reason in refused.items())
+        reasons = "; ".join(f"{self._text_of(c)}: {refused[c]}" for c in sorted(refused))
         remedy = "Change the run's settings or the hospital's file"
         if self._begun:  # then it keeps its settings
-            remedy = f"Correct the hospital's file{self._without(len(refused), self._everyone)}"
+            remedy = f"Correct this{self._without(len(refused), self._everyone)}"
         raise UserError(
             f"{reasons}. {self._charged_so_far}. {remedy}; `fed-dpsd site check` with these "
             "settings shows there what it allows"

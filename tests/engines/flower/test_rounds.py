@@ -625,7 +625,7 @@ def test_a_refusal_ends_a_run_that_needs_all_and_it_resumes_without_that_hospita
     with pytest.raises(
         server.RunFailed,
         match=r"^hospital 1: this site allows only answers=label .*\. Nothing more was charged\. "
-        r"Correct the hospital's file, or resume it without them .*federation.min_clients=1; ",
+        r"Correct this, or resume it without them .*federation.min_clients=1; ",
     ):
         server.start(grid, {"resume": str(folder)})
     assert f"resume it with --run-config 'resume=\"{folder}\"'" in capsys.readouterr().out

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from rich import progress
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from fed_dpsd.errors import shown
@@ -32,6 +32,11 @@ class PlainConsole(Console):
     def render_str(self, text: str, **options: Any) -> Text:
         """Return text that is printed or in the cell of a table."""
         return super().render_str(shown(text), **options)
+
+
+def table_of(*headers: str) -> Table:
+    """Return a table that folds long words, instead of cutting them, if the console is narrow."""
+    return Table(*(Column(header, overflow="fold") for header in headers))
 
 
 class Display(progress.Progress):

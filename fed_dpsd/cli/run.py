@@ -4,11 +4,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from rich.table import Table
 
 from fed_dpsd.cli.console import Overrides, console, importing, say
 from fed_dpsd.errors import UserError
-from fed_dpsd.progress import PlainConsole, show_progress
+from fed_dpsd.progress import PlainConsole, show_progress, table_of
 
 if TYPE_CHECKING:
     from fed_dpsd.api import Job
@@ -117,7 +116,7 @@ def doctor(overrides: Overrides = None) -> None:
         from fed_dpsd import api
         from fed_dpsd.engines.doctor import examine, examine_run
 
-    table = Table("check", "state", "remedy")
+    table = table_of("check", "state", "remedy")
     with show_progress(console):  # it reads the data
         checks = [*examine(), *examine_run(api.experiment_of(overrides or ()))]
     for check in checks:

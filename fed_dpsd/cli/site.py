@@ -12,7 +12,7 @@ from rich.table import Table
 
 from fed_dpsd.cli.console import OVERRIDE, console
 from fed_dpsd.errors import UserError
-from fed_dpsd.progress import PlainConsole, show_progress
+from fed_dpsd.progress import PlainConsole, show_progress, table_of
 
 if TYPE_CHECKING:
     from fed_dpsd.server.attendance import Member
@@ -149,7 +149,7 @@ def list_(run: Run, connection: Connection = "federation") -> None:
 
     members, states = _members(run), node_states(connection)
     answers = last_answers(run)
-    table = Table("number", "hospital", "node", "state", "last answer (UTC)")
+    table = table_of("number", "hospital", "node", "state", "last answer (UTC)")
     for number, member in sorted(members.items()):
         state, last = states.pop(member.node, "unknown"), answers.get(number, "-")
         table.add_row(str(number), member.name or "-", str(member.node), state, last)

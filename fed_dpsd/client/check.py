@@ -39,6 +39,7 @@ from fed_dpsd.needs import needs_of, require_room_of_hospital
 from fed_dpsd.privacy.noise import SecretStreams
 from fed_dpsd.privacy.plan import Plan
 from fed_dpsd.privacy.record_sums import RecordSums
+from fed_dpsd.progress import table_of
 from fed_dpsd.protocol import Refusal, Request
 
 REHEARSED = 16  # images in the rehearsed request
@@ -139,7 +140,7 @@ def _copy_constants(source: Path, target: Path) -> None:
 
 def _counts(hospital: Hospital, content: HospitalRecords) -> Table:
     """Tabulate the records of each class, with the local labels of the class."""
-    table = Table("class", "labels", "records")
+    table = table_of("class", "labels", "records")
     counts = np.bincount(content.records.labels, minlength=hospital.num_classes)
     named = hospital.files.labels or {name: name for name in hospital.classes}
     for name, count in zip(hospital.classes, counts, strict=True):

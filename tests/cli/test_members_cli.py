@@ -58,6 +58,15 @@ def test_a_list_joins_names_with_what_flower_knows(flwr, run, fed_dpsd):
     ]
 
 
+def test_a_narrow_list_has_whole_names(flwr, run, fed_dpsd):
+    """Pipes have 80 columns."""
+    name = "K" * 60
+    store_members(run, [Member(0, name, 100)])
+    reply(flwr, success=True, nodes=[])
+    _, out, _ = fed_dpsd("site", "list", str(run))
+    assert "".join(out).count("K") == len(name)
+
+
 @pytest.mark.parametrize("name", ["Charité", "1"])
 def test_a_hospital_is_revoked_by_its_name_or_number(flwr, run, fed_dpsd, name):
     reply(flwr, success=True)

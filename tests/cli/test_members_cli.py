@@ -58,8 +58,8 @@ def test_a_list_joins_names_with_what_flower_knows(flwr, run, fed_dpsd):
     ]
 
 
-def test_a_narrow_list_has_whole_names(flwr, run, fed_dpsd):
-    """Pipes have 80 columns."""
+def test_a_narrow_list_has_whole_names(flwr, run, fed_dpsd, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
     name = "K" * 60
     store_members(run, [Member(0, name, 100)])
     reply(flwr, success=True, nodes=[])

@@ -90,8 +90,8 @@ def expand(overrides: Sequence[str], only: Sequence[str] = ()) -> list[Point]:
     """List every point of the overrides' grid, or of the grids that experiments declare.
 
     An experiment's `sweep` maps keys to choices. A key that maps to further keys is a separate
-    grid, which also includes all keys that map to choices. `overrides` replace keys of the file,
-    except for `experiment` itself, which names the file with the grids.
+    grid, which also includes all keys that map to choices, unless it has its own. `overrides`
+    replace keys of the file, except for `experiment` itself, which names the file with the grids.
 
     A group of conf/, such as `privacy`, determines which other keys exist. For a group, the
     `overrides` select among the separate grids; a grid without any of the choices is omitted.
@@ -179,7 +179,8 @@ def _grids_of(experiment: str, typed: Grid) -> list[tuple[str, Grid]]:
     for name, own in separate.items() or [("", Grid())]:
         chosen = {key: [v for v in typed[key] if v in own[key]] for key in groups if key in own}
         if all(chosen.values()):
-            grids.append((name, own | shared | typed | chosen))
+            others = {key: values for key, values in shared.items() if key not in own}
+            grids.append((name, own | others | typed | chosen))
     if not grids:
         request = " ".join(f"{key}={','.join(typed[key])}" for key in groups)
         raise ConfigError([f"{request}: no grid of experiment={experiment} contains it"])

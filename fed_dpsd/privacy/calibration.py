@@ -40,6 +40,11 @@ def calibrate(
             far = ends[1]
     if far == ends[0]:
         least = spend(private)
+        if math.isinf(least):
+            raise ValueError(
+                f"target_epsilon={target:.12g}: nothing finite is proven for this method and "
+                "training; leave it out, or use training=dp_sgd"
+            )
         raise ValueError(
             f"target_epsilon={target:.12g} is less than any setting here spends; use "
             f"{least:.4g} or more"

@@ -15,6 +15,7 @@ from fed_dpsd.report.numbers import spread
 from fed_dpsd.report.settings import (
     ACCURACIES,
     CLAIMS,
+    GRID,
     LABEL,
     LABEL_LEGEND,
     LEGEND,
@@ -234,9 +235,10 @@ def differences(settings: Sequence[Setting], against: str) -> list[list[str]]:
     ):
         base = base or [s for s, own in zip(settings, texts, strict=True) if against in own]
     if not base:
+        grids = [grid for setting in settings if (grid := setting.values.get(GRID, ""))]
         raise UserError(
             f"--against={against!r} is not a setting of these tables; give one of: "
-            f"{'; '.join(dict.fromkeys(lines))}"
+            f"{'; '.join(dict.fromkeys([*grids, *lines]))}"
         )
     paired = ("seed", *dict.fromkeys([*PANEL, *differing_columns(base)]))
     scores = ["student", "auroc_student"] if base[0].values["num_classes"] == "2" else ["student"]

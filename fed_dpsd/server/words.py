@@ -6,6 +6,7 @@ from typing import Any
 
 from fed_dpsd.accounts.card import privacy_card, requested_unit
 from fed_dpsd.accounts.words import NOTHING_NOTE, SEEDED_NOTE, PrivacyCard, short
+from fed_dpsd.config.bind import read_run
 from fed_dpsd.errors import counted, one_line
 from fed_dpsd.experiment import Experiment, data_counts
 from fed_dpsd.server import checkpoint
@@ -68,8 +69,9 @@ def how_to_continue(folder: Path, error: BaseException) -> str:
     where = f"after round {number}" if number else "before the end of its first round"
     command = f"fed-dpsd resume {shown_path(folder)}"
     if isinstance(error, Exception):
+        others = "others, or a changed plug-in," if read_run(folder).get("plugins") else "others"
         return (
-            f"failed {where}; after fixing the cause: {command} (with the same settings; others "
+            f"failed {where}; after fixing the cause: {command} (with the same settings; {others} "
             "need a new run)"
         )
     return f"{one_line(error)} {where}; to continue: {command}"

@@ -30,6 +30,7 @@ from fed_dpsd.protocol import Refusal
 from fed_dpsd.server import run as runs
 from fed_dpsd.server.inputs import inputs_of
 from fed_dpsd.server.run_folder import new_run_folder, open_run_folder
+from fed_dpsd.server.words import how_to_continue
 from fed_dpsd.sweep import sweep as sweeps
 from tests.client.conftest import records  # noqa: F401
 from tests.client.test_site import make, request
@@ -53,6 +54,15 @@ def test_a_sweep_compares_a_plugins_method_with_another(example, tmp_path):
     """Its defaults are the plug-in's."""
     settings = "plugins=fed_dpsd_example", "method=fed_dpsd,blend", "training=plain"
     assert len(sweeps.plan([*settings, "rounds=1"], tmp_path, tmp_path, lambda line: None)) == 2
+
+
+def test_a_failed_run_of_a_plugin_says_that_a_correction_needs_a_new_run(example, tmp_path):
+    for settings, others in (
+        (MECHANISM, "others, or a changed plug-in, need a"),
+        ((), "others need"),
+    ):
+        folder = new_run_folder(one_run([*settings, f"out={tmp_path}/{len(others)}"], tmp_path))
+        assert f"with the same settings; {others} " in how_to_continue(folder, NameError("x"))
 
 
 # --- names ---

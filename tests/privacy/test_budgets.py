@@ -166,8 +166,10 @@ def test_calibration_never_overshoots_and_wastes_little(make, ends, target):
 
 
 def test_a_target_out_of_reach_is_an_error_that_names_it():
-    with pytest.raises(ValueError, match=r"target_epsilon=1e-30 is less than any setting"):
-        calibrate(lambda value: math.inf, 1e-30, *NOISE)
+    with pytest.raises(ValueError, match=r"target_epsilon=1e-30 is less than any .* use 2 or more"):
+        calibrate(lambda value: 2.0, 1e-30, *NOISE)
+    with pytest.raises(ValueError, match=r"target_epsilon=1: nothing finite is proven for this"):
+        calibrate(lambda value: math.inf, 1, *NOISE)
     with pytest.raises(ValueError, match=r"target_epsilon=9 is more than any setting"):
         calibrate(lambda value: 1.0, 9, *NOISE)
 

@@ -301,6 +301,9 @@ def test_only_seeds_that_both_have_are_compared(table):
     assert row[2] == "+0.0"
     with pytest.raises(UserError, match="--against='third' is not .*; give one of: first; second"):
         differences(read_settings([path]), "third")
+    path = table(*({"grid": "one", "rounds": rounds} for rounds in (1, 2)), {"grid": "two"})
+    with pytest.raises(UserError, match="give one of: one; two; one, rounds=1; one, rounds=2"):
+        differences(read_settings([path]), "rounds=3")
     with pytest.raises(UserError, match="^--against='x': there is one setting, .*; leave out --ag"):
         differences(read_settings([table({}, {"seed": 1})]), "x")
 

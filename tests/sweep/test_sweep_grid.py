@@ -89,6 +89,18 @@ def test_a_grid_may_name_experiments_whose_own_grids_do_not_count(experiments, t
     assert planned[0].name == "experiment=votes seed=0"
 
 
+def test_a_grids_own_keys_come_before_those_that_all_share(experiments):
+    """So a method without DP has no epsilon in a comparison over epsilons."""
+    experiments(
+        "table", 'sweep: {one: {rounds: "1,2"}, two: {answers: label}, rounds: "3", seed: "0"}'
+    )
+    assert [tuple(cell.items())[1:] for cell in cells(["experiment=table"])] == [
+        (("rounds", "1"), ("seed", "0")),
+        (("rounds", "2"), ("seed", "0")),
+        (("answers", "label"), ("rounds", "3"), ("seed", "0")),
+    ]
+
+
 def test_grids_apart_share_the_other_keys(experiments):
     experiments(
         "table",

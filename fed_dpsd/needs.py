@@ -8,6 +8,7 @@ number.
 import contextlib
 import functools
 import math
+import os
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -262,9 +263,10 @@ def _limits() -> Iterator[int]:
 
 
 def _require_disk(folder: Path, needed: int, typed: str, part: str) -> None:
-    disk = shutil.disk_usage(nearest_existing(folder))
-    free = disk.free
-    if needed > free and disk.total:  # /proc has no disk; a write says what is wrong
+    place = nearest_existing(folder)
+    disk = shutil.disk_usage(place)
+    free, writable = disk.free, os.access(place, os.W_OK)
+    if needed > free and disk.total and writable:  # otherwise, a write says what is wrong
         raise UserError(
             f"{typed}: the run writes about {size_text(needed)} to {folder}, which has "
             f"{size_text(free)} free; use {REMEDIES[part]}, or another folder"

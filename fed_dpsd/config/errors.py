@@ -177,7 +177,11 @@ def uncomposable_choice(choice: str, error: Exception, tree: Mapping[str, Any]) 
 
 def first_line(error: Exception) -> str:
     """Return the first line of a Hydra or OmegaConf error; the other lines describe internals."""
-    return str(error).strip().splitlines()[0]
+    line = str(error).strip().splitlines()[0]
+    if found := re.search(r"Could not find 'experiment/(\w+)/(\w+)'", line):
+        group, choice = found.groups()
+        return f"{group}: {choice} under defaults: write `override /{group}: {choice}`"
+    return line
 
 
 def _choices_named(word: str) -> list[str]:

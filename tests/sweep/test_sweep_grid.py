@@ -253,6 +253,13 @@ def test_a_grid_may_be_a_file_beside_the_data(tmp_path):
     assert len(mine(tmp_path, "seed=4", "num_clients=2")) == 4
 
 
+def test_a_choice_without_override_is_named(tmp_path):
+    text = f"defaults: [{{data: digits}}, _self_]{MINE}"
+    with pytest.raises(ConfigError, match=r"write `override /data: digits`"):
+        mine(tmp_path, text=text)
+    mine(tmp_path, text=text.replace("data: digits", "override /data: digits"))  # the control
+
+
 def test_only_runs_entries_by_name_even_with_commas_in_it(experiments):
     """A name that begins with another entry's name is one name."""
     experiments("both", 'sweep: {DENSE: {}, FedDPSD: {}, "FedDPSD, labels": {rounds: 1}, seed: 0}')

@@ -165,8 +165,8 @@ class GridFederation(HostedFederation):
         if not simulated and isinstance(self._noise, SecretStreams):
             self._run += f" {self._noise.identity}"  # with a new secret, it is a different run
         self._text = experiment.to_json() if simulated else experiment.for_hospitals()
-        everyone = experiment.config.num_clients
-        self._least = self._settings.min_clients or everyone
+        self._everyone = experiment.config.num_clients
+        self._least = self._settings.min_clients or self._everyone
         if hasattr(grid, "pull_interval"):  # otherwise the simulation's grid polls every 0.1 s
             grid.pull_interval = 0.005 if self._settings.simulation else 1.0
         self._shares = shares
@@ -175,11 +175,6 @@ class GridFederation(HostedFederation):
         self._heard_from: set[int] = set()  # clients that have answered a request
         self._warned: set[str] = set()
         self._members = members_of(run_folder)
-        for member in self._members.values():  # a resumed run does not wait for revoked nodes
-            if member.node in revoked_nodes(run_folder):
-                self._nodes[member.node] = Node(
-                    client=member.client, problem="refuses", reason=WAS_REVOKED
-                )
         self._stated: dict[int, float] = {}  # clients' numbers of records, by their class counts
         self._keys = ""  # the digest of the keys that all hospitals listed at the start
         self._shown, self._shown_at, self._until = "", 0.0, 0.0
@@ -291,10 +286,6 @@ class GridFederation(HostedFederation):
         return self._everyone - len(self._refused) < self._least
 
     @property
-    def _everyone(self) -> int:
-        return self.experiment.config.num_clients
-
-    @property
     def _begun(self) -> bool:
         """Return whether the run has sent requests, before it was resumed."""
         return bool(requests_of(self._run_folder))
@@ -305,9 +296,9 @@ class GridFederation(HostedFederation):
 
     def _connected(self) -> str:
         """Describe in one line how many hospitals are connected, and which are awaited."""
-        everyone, there = self.experiment.config.num_clients, self._clients
-        waiting = [client for client in range(everyone) if client not in there]
-        text = f"{len(there)} of {everyone} hospitals connected"
+        there = self._clients
+        waiting = [client for client in range(self._everyone) if client not in there]
+        text = f"{len(there)} of {self._everyone} hospitals connected"
         if waiting:
             text += f"; waiting for {self._text_of(*waiting)}"
         problems = self._problems
@@ -367,11 +358,11 @@ class GridFederation(HostedFederation):
         run, or whose classes or keys differ, is left out before it is asked anything. So is one
         that was revoked, until it connects with another key.
         """
-        numbers, everyone = sorted(self._grid.get_node_ids()), self.experiment.config.num_clients
+        numbers = sorted(self._grid.get_node_ids())
         if self._settings.simulation:
             if self._shares:  # each node keeps at most one process busy
                 numbers = numbers[: self._shares.number]
-            for client in range(everyone if numbers and not self._hosts else 0):
+            for client in range(self._everyone if numbers and not self._hosts else 0):
                 self._nodes[numbers[client % len(numbers)]].clients.append(client)  # in turn
             return bool(self._hosts)
         for node in (self._nodes[number] for number in numbers):
@@ -379,7 +370,7 @@ class GridFederation(HostedFederation):
         for number, node in self._nodes.items():
             node.online = number in numbers
         self._drop_revoked()
-        if len(self._clients) == everyone:
+        if len(self._clients) == self._everyone:
             return True
         now = time.monotonic()
         for number in numbers:
@@ -389,12 +380,16 @@ class GridFederation(HostedFederation):
                 if sent := self._push(self._message(HELLO, 0, number)):
                     node.hellos.add(sent)
         self._read_hellos()
-        return len(self._clients) + len(self._refused) == everyone
+        return len(self._clients) + len(self._refused) == self._everyone
 
     def _drop_revoked(self) -> None:
-        for number in revoked_nodes(self._run_folder) & self._hosts.keys():
-            node = self._nodes[number]
-            node.clients, node.problem, node.reason = [], "refuses", WAS_REVOKED
+        """Use no node that was revoked, in this process or before the run was resumed."""
+        revoked = revoked_nodes(self._run_folder)
+        for client, member in self._members.items():
+            if member.node in revoked:
+                node = self._nodes[member.node]
+                node.client, node.clients = client, []
+                node.problem, node.reason = "refuses", WAS_REVOKED
 
     def _read_hellos(self) -> None:
         """Read which clients the nodes that have answered a hello are."""
@@ -418,7 +413,7 @@ class GridFederation(HostedFederation):
         meta = reply.content.config_records.get("meta", ConfigRecord())
         client = meta.get("client")
         node.problem, node.reason = "", ""  # its file may have been corrected
-        if type(client) is not int or client not in range(self.experiment.config.num_clients):
+        if type(client) is not int or client not in range(self._everyone):
             self._warn(f"node {number} is not a hospital of this federation")
             return
         node.client = client

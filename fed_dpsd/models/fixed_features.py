@@ -33,6 +33,7 @@ WHITENING = 0.5  # a principal component is divided by its standard deviation to
 REMEMBERED = 4_096  # batches whose features are cached
 SIDE = procedural.SIDE  # pixels; larger images are reduced to this side
 AT_ONCE = 2**23  # pixels of large images that are computed at once
+CACHED = 16 * 3 * 32**2  # the same of small images, whose maps fit into a processor's cache
 
 Remembering = Literal["asked", "records", "nothing"]
 _remembering: ContextVar[Remembering] = ContextVar("remembering", default="asked")
@@ -244,11 +245,15 @@ def reduced(images: torch.Tensor) -> torch.Tensor:
 def in_parts(
     function: Callable[[torch.Tensor], torch.Tensor], images: torch.Tensor
 ) -> torch.Tensor:
-    """Apply a function to (B, C, S, S) images; to large ones in parts, to bound the memory."""
-    if images.shape[-1] <= SIDE or torch.compiler.is_compiling():  # an exported graph has no parts
+    """Apply a function to parts of (B, C, S, S) images: small ones fit into a processor's cache.
+
+    Parts of large images bound the memory.
+    """
+    if torch.compiler.is_compiling():  # an exported graph has no parts
         return function(images)
-    parts = images.split(max(1, AT_ONCE // (images[:1].numel() * 16)))
-    if len(parts) == 1 or not (torch.is_grad_enabled() and images.requires_grad):
+    size, small = math.prod(images.shape[1:]), images.shape[-1] <= SIDE
+    parts = images.split(max(1, CACHED // size if small else AT_ONCE // (16 * size)))
+    if small or len(parts) == 1 or not (torch.is_grad_enabled() and images.requires_grad):
         return torch.cat([function(part) for part in parts])
     # To compute a part again for its gradient takes less than to keep all maps of all parts.
     return torch.cat([checkpoint(function, part, use_reentrant=False) for part in parts])

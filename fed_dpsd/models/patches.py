@@ -26,7 +26,7 @@ FLOOR = 10 * (2 / 255) ** 2  # added to a patch's variance, so that noise is not
 REGULAR = 0.1  # added to the variances that whitening divides by
 THRESHOLD = 0.25  # weaker responses count as zero
 PARTS = 3  # along each side of an image; responses are averaged over each of the nine parts
-AT_ONCE = 32 * 32**2  # pixels in a batch, which must fit into a processor's cache
+AT_ONCE = 8 * 32**2  # pixels in a batch, which must fit into a processor's cache
 
 
 class Patches(FixedFeatures):
@@ -85,11 +85,15 @@ def _coefficients(
 ) -> torch.Tensor:
     box = torch.full_like(kernels[:1], 1 / kernels[0].numel())
     mean, square = functional.conv2d(images, box), functional.conv2d(images**2, box)
-    deviation = ((square - mean**2).clamp_min(0) + FLOOR).sqrt()
-    responses = functional.conv2d(images, kernels) / deviation - offsets[:, None, None]
+    # Passes over memory take most of the time, so they change values in place.
+    deviation = (square - mean**2).clamp_min_(0).add_(FLOOR).sqrt_()
+    responses = functional.conv2d(images, kernels).div_(deviation).sub_(offsets[:, None, None])
     averages = [
-        functional.adaptive_avg_pool2d(functional.relu(signed - THRESHOLD), PARTS)
-        for signed in (responses, -responses)
+        functional.adaptive_avg_pool2d(rectified, PARTS)
+        for rectified in (
+            (responses - THRESHOLD).relu_(),
+            responses.neg_().sub_(THRESHOLD).relu_(),
+        )
     ]
     tiny = torch.finfo(images.dtype).tiny  # the derivative of a square root at 0 is infinite
     rows = torch.cat(averages, 1).flatten(1).clamp_min(tiny).sqrt()

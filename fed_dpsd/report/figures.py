@@ -210,7 +210,8 @@ def _set_x(
 
     def place(value: float, position: int) -> float:
         if axis.side_by_side:
-            return value * width ** (0.02 * (position - (lines - 1) / 2))
+            step = min(0.02, 0.05 / lines)  # all lines stay close to their value
+            return value * width ** (step * (position - (lines - 1) / 2))
         aside = 0.17 + 0.02 * (position % 5 - 2)  # beyond the axis, series are side by side
         return high * width**aside if axis.beyond(value) else value
 

@@ -249,9 +249,10 @@ def in_parts(
 
     Parts of large images bound the memory.
     """
-    if torch.compiler.is_compiling():  # an exported graph has no parts
-        return function(images)
     size, small = math.prod(images.shape[1:]), images.shape[-1] <= SIDE
+    # An exported graph has no parts, and a GPU needs none of small images.
+    if torch.compiler.is_compiling() or (small and images.device.type != "cpu"):
+        return function(images)
     parts = images.split(max(1, CACHED // size if small else AT_ONCE // (16 * size)))
     if small or len(parts) == 1 or not (torch.is_grad_enabled() and images.requires_grad):
         return torch.cat([function(part) for part in parts])

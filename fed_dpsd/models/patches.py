@@ -51,7 +51,8 @@ class Patches(FixedFeatures):
         images = reduced(images)
         found = (given["kernels"], given["offsets"]) if given else patterns(tuple(images.shape[1:]))
         kernels, offsets = (tensor.to(images) for tensor in found)
-        at_once = min(32, max(1, AT_ONCE // images.shape[-1] ** 2))
+        cached = AT_ONCE if images.device.type == "cpu" else 4 * AT_ONCE
+        at_once = min(32, max(1, cached // images.shape[-1] ** 2))
         # an exported network takes any number of images, so its graph has no parts
         parts = [images] if torch.compiler.is_compiling() else images.split(at_once)
         if images.shape[1] == 1:

@@ -8,23 +8,22 @@ It first runs the default and a run on 64 pixels, each of two rounds, and export
 import argparse
 import json
 import os
-import resource
 import statistics
-import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from bench import watch
+from memory import make_pictures
 from PIL import Image
 
 from fed_dpsd.report.tables import markdown_table
 from fed_dpsd.server.run_folder import versions
 
 SIDES = (8, 64)
-LIMIT = 6  # pictures of each class
+PICTURES = 120  # for training, of 64 pixels
 
 
 def main() -> None:
@@ -41,7 +40,7 @@ def main() -> None:
         for repetition in range(options.repeat):
             for name, words in commands.items():
                 written = [word.replace("NEW", str(repetition)) for word in words]
-                times[name].append(processor_seconds(written, folder))
+                times[name].append(watch(written)["processor_seconds"])
     content: dict[str, Any] = {"command": " ".join(["benchmarks/commands.py", *sys.argv[1:]])}
     content |= {"versions": versions(), "load_average": os.getloadavg(), "seconds": times}
     options.out.write_text(json.dumps(content, indent=1) + "\n")
@@ -57,11 +56,7 @@ def main() -> None:
 def prepare(folder: Path) -> dict[str, list[str]]:
     """Run and export; return the commands to time by name. NEW stands for a new number."""
     rng = np.random.default_rng(0)
-    for kind, number in ((kind, n) for kind in ("a", "b") for n in range(LIMIT * 10)):
-        place = folder / "pictures" / kind
-        place.mkdir(parents=True, exist_ok=True)
-        pixels = rng.integers(0, 256, (64, 64), np.uint8)
-        Image.fromarray(pixels).save(place / f"{number}.png")
+    make_pictures(folder / "pictures", PICTURES, SIDES[1])
     own = ["data=imagefolder", f"data.path={folder}/pictures", "data.shape=[1,64,64]"]
     commands = {
         "import torch": [sys.executable, "-c", "import torch"],
@@ -69,10 +64,10 @@ def prepare(folder: Path) -> dict[str, list[str]]:
     }
     for side, overrides in zip(SIDES, ([], [*own, "num_clients=2"]), strict=True):
         runs = folder / f"runs{side}"
-        processor_seconds(["fed-dpsd", "run", "rounds=2", f"out={runs}", *overrides], folder)
+        watch(["fed-dpsd", "run", "rounds=2", f"out={runs}", *overrides])
         (run,) = (str(each) for each in runs.iterdir() if (each / "summary.json").exists())
         model, picture = f"{folder}/model{side}", f"{folder}/picture{side}.png"
-        processor_seconds(["fed-dpsd", "export", run, "--out", model], folder)
+        watch(["fed-dpsd", "export", run, "--out", model])
         Image.fromarray(rng.integers(0, 256, (side, side), np.uint8)).save(picture)
         if side == SIDES[0]:
             commands["report"] = ["fed-dpsd", "report", run, "--out", f"{folder}/report-NEW"]
@@ -80,16 +75,6 @@ def prepare(folder: Path) -> dict[str, list[str]]:
         predict = ["fed-dpsd", "predict", f"{model}/student.safetensors", picture]
         commands[f"predict of one picture of {side} pixels"] = predict
     return commands
-
-
-def processor_seconds(command: Sequence[str], folder: Path) -> float:
-    """Return a command's processor time; a failure is an error."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    if done.returncode:
-        sys.exit(f"{' '.join(command)} failed:\n{done.stdout[-1000:]}{done.stderr[-1000:]}")
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 if __name__ == "__main__":

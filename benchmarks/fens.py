@@ -3,7 +3,7 @@
 Allouah, Dhasade, Guerraoui, Gupta, Kermarrec, Pinot, Pires, Sharma: "Revisiting Ensembling in
 One-Shot Federated Learning", NeurIPS 2024, arXiv 2411.07182. Each client trains a teacher on nine
 tenths of its records. Then a network of one hidden layer maps all teachers' logits to classes; the
-clients train it by FedAdam on their other records. Settings are those of the authors' script
+clients train it by FedAdam on their other records. Settings are from the authors' script
 (github.com/sacs-epfl/fens, scripts/train_aggregator.sh). Teachers, data and partitions are this
 library's. The weights of teachers and aggregators leave the clients without noise: epsilon inf.
 
@@ -31,7 +31,7 @@ from fed_dpsd.data.intake import Records
 from fed_dpsd.experiment import load_data, one_run, partitions
 from fed_dpsd.models import initialise, torch_threads
 from fed_dpsd.models.classifiers import Classifier
-from fed_dpsd.models.inference import to_unit
+from fed_dpsd.models.inference import batches
 from fed_dpsd.server.run_folder import versions
 from fed_dpsd.streams import Streams
 
@@ -51,7 +51,7 @@ def main() -> None:
     options, overrides = parser.parse_args(words[:end]), words[end + 1 :]
     rows: list[dict[str, Any]] = []
     for seed in options.seeds.split(","):
-        rows.append(measure([*overrides, f"seed={seed}"], int(seed)))
+        rows.append(measure([*overrides, f"seed={seed}"]))
         print(rows[-1])
         with options.csv.open("w", newline="") as file:
             writer = csv.DictWriter(file, rows[0], lineterminator="\n")
@@ -59,11 +59,11 @@ def main() -> None:
             writer.writerows(rows)
 
 
-def measure(overrides: Sequence[str], seed: int) -> dict[str, Any]:
+def measure(overrides: Sequence[str]) -> dict[str, Any]:
     """Return one row: accuracies on the test split after the last round."""
     experiment = one_run(overrides, Path.cwd())
     config = experiment.config
-    data, streams = load_data(config.data, config.cache), Streams(seed)
+    data, streams = load_data(config.data, config.cache), Streams(config.seed)
     teachers, kept = [], []
     with torch_threads(config.threads_client):
         for client, part in enumerate(partitions(experiment)):
@@ -71,8 +71,8 @@ def measure(overrides: Sequence[str], seed: int) -> dict[str, Any]:
             size = len(order) // KEPT
             kept.append(data.train.take(np.sort(order[:size])))
             teacher = make_teacher(config, client, 0)
-            batches = streams.torch("fens batches", client)
-            train(teacher, data.train.take(np.sort(order[size:])), config, batches)
+            draws = streams.torch("fens batches", client)
+            train(teacher, data.train.take(np.sort(order[size:])), config, draws)
             teachers.append(teacher.eval())
         inputs = [logits(teachers, each) for each in kept]
         aggregator = aggregate(inputs, [each.labels for each in kept], streams)
@@ -94,7 +94,7 @@ def measure(overrides: Sequence[str], seed: int) -> dict[str, Any]:
     return {
         "method": "fens",
         "overrides": " ".join(words),
-        "seed": seed,
+        "seed": config.seed,
         **accuracy,
         "commit": found["commit"],
         "machine": found["machine"],
@@ -104,7 +104,7 @@ def measure(overrides: Sequence[str], seed: int) -> dict[str, Any]:
 @torch.no_grad()
 def logits(teachers: Sequence[Classifier], records: Records) -> torch.Tensor:
     """Return the (N, n * K) logits of n teachers."""
-    parts = [to_unit(records.images[at : at + 500], CPU) for at in range(0, len(records), 500)]
+    parts = batches(records.images, CPU)
     return torch.cat([torch.cat([teacher(part) for teacher in teachers], 1) for part in parts])
 
 
@@ -124,7 +124,7 @@ def aggregate(
     parameters = list(model.parameters())
     moments = [[torch.zeros_like(each), torch.zeros_like(each)] for each in parameters]
     for _ in range(ROUNDS):
-        # One step from the common weights, so the mean of the changes is that of the gradients.
+        # One step from the common weights, so the mean change follows from the mean gradient.
         change = [torch.zeros_like(each) for each in parameters]
         for own, classes_of, share, draw in zip(inputs, labels, shares, draws, strict=True):
             chosen = draw.choice(len(own), min(BATCH, len(own)), replace=False)

@@ -8,7 +8,8 @@ import functools
 import hashlib
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextvars import ContextVar
 from typing import Any, Literal
 
 import numpy as np
@@ -42,6 +43,7 @@ PROBED = 16  # images whose gradients identify a network's kernels
 # Shifts of the copies of an image, in pixels down and to the right.
 MOVES = ((0, 0), (1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (1, -1), (-1, 1), (-1, -1))
 _safe_batches: dict[tuple[object, ...], int] = {}
+_others: ContextVar[Iterator[NDArray[np.uint8]] | None] = ContextVar("others", default=None)
 
 
 def train(
@@ -200,14 +202,17 @@ def read_shard(
             the records by patient.
     """
     images, labels = records.images, torch.from_numpy(records.labels)
+    others = _others.get() if teacher.fixed_features else None
+    if others is not None and safe_batch(teacher, images) != IMAGES_AT_ONCE:
+        others = None  # an image's features may depend on other images in its batch
     if not training.private:
         with feature_cache("records"):
-            model, take = trainable_part(teacher, images, CPU)
+            model, take = trainable_part(teacher, images, CPU, others=others)
         return model, take(slice(None)) if teacher.fixed else to_unit_all(images), labels
     copies = ShiftedCopies(images, training.copies)
     with feature_cache("records"):
         batch = safe_batch(teacher, images)
-        model, take = trainable_part(teacher, copies, CPU, batch)
+        model, take = trainable_part(teacher, copies, CPU, batch, others=others)
     places = np.arange(len(copies)).reshape(len(images), training.copies)
     if training.unit == "patient":
         of_patients = places_of_patients(records, training)
@@ -219,16 +224,42 @@ def read_shard(
     return model, inputs.unflatten(0, places.shape), labels
 
 
+@contextlib.contextmanager
+def sharing_batches(images: Iterable[NDArray[np.uint8]]) -> Iterator[None]:
+    """Let `read_shard` fill incomplete batches in this block with images that it reads later.
+
+    Within another such block, the other block's images are used.
+    """
+    if _others.get() is not None:
+        yield
+        return
+    token = _others.set(iter(images))
+    try:
+        yield
+    finally:
+        _others.reset(token)
+
+
+def last_images(records: Records, training: Training) -> NDArray[np.uint8]:
+    """Return the images in the last, incomplete batch that `read_shard` reads of a shard."""
+    images: NDArray[np.uint8] | Pictures = records.images
+    if training.private:
+        images = ShiftedCopies(records.images, training.copies)
+    return images[len(images) // IMAGES_AT_ONCE * IMAGES_AT_ONCE :]
+
+
 def safe_batch(teacher: Classifier, images: NDArray[np.uint8]) -> int:
     """Return a batch size at which an image's features depend only on that image, to the last bit.
 
-    It is determined with random images, once per process and kind of features.
+    It is determined with random images, once per process and kind of features. Public features are
+    computed in batches of their own (see `pretrained.Memory`).
     """
+    module = teacher.fixed_features or teacher.backbone
 
     def features(pixels: torch.Tensor, _: torch.Tensor) -> list[torch.Tensor]:
         batch = to_unit((255 * pixels).byte().numpy(), CPU)
         with feature_cache("nothing"):
-            return [teacher.features(batch)]
+            return [module(2 * batch - 1)]
 
     if not teacher.fixed:
         return IMAGES_AT_ONCE

@@ -4,6 +4,7 @@ import functools
 import hashlib
 import json
 import logging
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
@@ -13,13 +14,14 @@ from numpy.typing import NDArray
 
 from fed_dpsd.accounts.account import Account, BudgetSpent, RecordsChanged, Unplanned
 from fed_dpsd.accounts.database import LedgerError
+from fed_dpsd.client.learning import sharing_batches
 from fed_dpsd.client.secure_sum import SecureSums
 from fed_dpsd.client.teachers import Teachers
 from fed_dpsd.config import Config
 from fed_dpsd.data.intake import Records
 from fed_dpsd.errors import ProtocolError
 from fed_dpsd.methods.method import Method, TrainingLoss
-from fed_dpsd.models.inference import Images
+from fed_dpsd.models.inference import Images, images_of
 from fed_dpsd.privacy.mechanism import (
     ExactCounts,
     KeptTeachers,
@@ -126,6 +128,10 @@ class Site:
             paid = [name for name, digest in digests.items() if self.account.is_paid(digest)]
             return self.account.exceeded_limit(paid)
 
+    def unread(self) -> Iterator[NDArray[np.uint8]]:
+        """Yield images that the teachers' training will read (see `Teachers.unread`)."""
+        return (self._summed or self._teachers).unread()
+
     def check(self, request: Request) -> None:
         """Check a request before reading anything private, so that errors depend on public facts.
 
@@ -186,7 +192,7 @@ class Site:
     def sensitive_probabilities(self, images: NDArray[np.uint8]) -> NDArray[np.float64]:
         """Return the teachers' (n, B, K) probabilities; private until released."""
         teachers = self._paid_teachers()
-        return teachers.sensitive_probabilities(Images(images)).astype(np.float64)
+        return teachers.sensitive_probabilities(images_of(images)).astype(np.float64)
 
     def sensitive_weights(self) -> NDArray[np.float32]:
         """Return the teachers' parameters, (1, n * P, 1); private until released."""
@@ -346,7 +352,8 @@ class Site:
         if self._test is None or not (self.config.federation.simulation or private):
             raise ProtocolError("exact diagnostics are refused outside a simulation")
         try:
-            return self._paid_teachers().sensitive_probabilities(self._test)
+            with sharing_batches(self.unread()):
+                return self._paid_teachers().sensitive_probabilities(self._test)
         except BudgetSpent:
             shape = (self.config.teachers_per_client, len(self._test), self.config.data.num_classes)
             return np.full(shape, np.nan, np.float32)
@@ -409,8 +416,9 @@ def answer(method: Method, request: Request, site: Site) -> Response | Refusal:
     try:
         try:
             site.check(request)
-            site.admit(request)
-            reply = method.client(request, site)
+            with sharing_batches(site.unread()):
+                site.admit(request)
+                reply = method.client(request, site)
             masks = request.kind in SUMMED and site.answers.noise_at == "distributed"
             if masks and isinstance(reply, Response):
                 reply = _masked(reply, request, site)

@@ -12,7 +12,7 @@ import functools
 import hashlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from fed_dpsd.client.learning import (
     Watch,
     added_loss,
     digest_of_shard,
+    last_images,
     places_of_patients,
     read_shard,
     reporting_steps,
@@ -269,6 +270,15 @@ class Teachers:
         teacher_cache(self._device).use(self, size)
         self._models = [teacher and teacher.to(self._device) for teacher in models]
         return self._models
+
+    def unread(self) -> Iterator[NDArray[np.uint8]]:
+        """Yield the images of each shard's last batch, if training will read fixed features."""
+        fixed = self._config.architecture(self._client) in FIXED
+        if self.ready or self._from_file or not fixed:
+            return
+        for shard, records in enumerate(self._shards):
+            if not self._cached(shard).exists():
+                yield from last_images(records, self._training)
 
     def drop(self) -> None:
         """Remove the teachers from their device; `models` reads them from the cache again."""

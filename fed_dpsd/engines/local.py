@@ -1,15 +1,17 @@
 """The local engine, which hosts all clients in this process and does not need Flower."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fed_dpsd.client.learning import sharing_batches
 from fed_dpsd.client.site import answer, take_step
 from fed_dpsd.engines.clients import Clients
 from fed_dpsd.experiment import Experiment
 from fed_dpsd.models import torch_threads
+from fed_dpsd.models.inference import sharing_images
 from fed_dpsd.protocol import Refusal, Request, Response, SumStep
 from fed_dpsd.server.federation import HostedFederation
 
@@ -25,11 +27,14 @@ class LocalFederation(HostedFederation):
 
     def _deliver(self, request: Request) -> dict[int, Response | Refusal]:
         method, sites = self.experiment.method, self._sites
-        with torch_threads(self.experiment.config.threads_client), sites.charging():
-            return {
-                client: answer(method, request, sites[client])
-                for client in self._recipients(request)
-            }
+        clients = self._recipients(request)
+        with (
+            torch_threads(self.experiment.config.threads_client),
+            sites.charging(),
+            sharing_batches(self._unread(clients)),
+            sharing_images(),
+        ):
+            return {client: answer(method, request, sites[client]) for client in clients}
 
     def _step(self, steps: Mapping[int, SumStep]) -> dict[int, dict[str, bytes]]:
         with self._sites.charging():
@@ -37,7 +42,16 @@ class LocalFederation(HostedFederation):
 
     def diagnose(self) -> Iterator[NDArray[np.float32]]:
         """Yield the exact probabilities of each client's teachers on the test split."""
+        unread = self._unread(self._sites)
         for site in self._sites.values():
-            with torch_threads(self.experiment.config.threads_client), self._sites.charging():
+            with (
+                torch_threads(self.experiment.config.threads_client),
+                self._sites.charging(),
+                sharing_batches(unread),
+            ):
                 probabilities = site.diagnose()
             yield probabilities
+
+    def _unread(self, clients: Iterable[int]) -> Iterator[NDArray[np.uint8]]:
+        """Yield images that clients will read, so that they share batches of fixed features."""
+        return (image for client in clients for image in self._sites[client].unread())

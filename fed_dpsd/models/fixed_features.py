@@ -37,6 +37,7 @@ CACHED = 16 * 3 * 32**2  # the same of small images, whose maps fit into a proce
 
 Remembering = Literal["asked", "records", "nothing"]
 _remembering: ContextVar[Remembering] = ContextVar("remembering", default="asked")
+_by_batch: ContextVar[bool] = ContextVar("by_batch", default=True)
 
 
 @contextlib.contextmanager
@@ -51,6 +52,16 @@ def feature_cache(images: Remembering) -> Iterator[None]:
         yield
     finally:
         _remembering.reset(token)
+
+
+@contextlib.contextmanager
+def no_batch_cache() -> Iterator[None]:
+    """Cache no batch's features in this block; caches of single images' features remain."""
+    token = _by_batch.set(False)
+    try:
+        yield
+    finally:
+        _by_batch.reset(token)
 
 
 def memory_for(images: torch.Tensor) -> Remembering:
@@ -109,7 +120,7 @@ class FixedFeatures(nn.Module, ABC):
         """Map (B, C, S, S) floats in [-1, 1] to (B, F) float32."""
         images = images.contiguous(memory_format=torch.channels_last)  # the layout affects rounding
         memory = memory_for(images)
-        if memory == "nothing" or self.given is not None:
+        if memory == "nothing" or not _by_batch.get() or self.given is not None:
             return self._features(images)
         # In a simulation all clients answer the same images, so features are cached.
         remembered = _remembered(type(self), self.shape, self.num_features, memory)

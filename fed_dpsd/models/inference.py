@@ -1,7 +1,11 @@
 """Inference on images stored as bytes: pixels, features and probabilities."""
 
+import contextlib
+import hashlib
 import math
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from types import MappingProxyType
 from typing import Any, cast
 
@@ -12,7 +16,7 @@ from torch import nn
 
 from fed_dpsd.errors import Diverged
 from fed_dpsd.models.classifiers import Classifier
-from fed_dpsd.models.fixed_features import feature_cache, joined
+from fed_dpsd.models.fixed_features import joined, no_batch_cache
 from fed_dpsd.models.pictures import Pictures
 from fed_dpsd.progress import reporting
 from fed_dpsd.storage import LARGE, large_array
@@ -20,6 +24,9 @@ from fed_dpsd.storage import LARGE, large_array
 # A batch this small lets the allocator reuse memory. With 1,024 images a processor spends more time
 # on new memory pages than on arithmetic.
 IMAGES_AT_ONCE = 128
+ROWS = 2**28  # bytes of features, of images in incomplete batches, that are cached
+_rows: OrderedDict[tuple[object, ...], torch.Tensor] = OrderedDict()
+_shared: ContextVar[dict[int, "Images"] | None] = ContextVar("shared", default=None)
 
 
 def to_unit(images: NDArray[np.uint8], device: torch.device) -> torch.Tensor:
@@ -78,12 +85,14 @@ def trainable_part(
     device: torch.device,
     at_once: int = IMAGES_AT_ONCE,
     known: list[torch.Tensor] | None = None,
+    others: Iterator[NDArray[np.uint8]] | None = None,
 ) -> tuple[nn.Module, Callable[[Any], torch.Tensor]]:
     """Return the trainable part of a classifier, and a function from indices to its inputs.
 
     The indices point into (N, C, H, W) `images`. Fixed features are computed once, and only the
     last layer is trained on them. Rounding depends on the shape of a batch, so every batch has
-    `at_once` images, and an image's features do not depend on the number of images.
+    `at_once` images, and an image's features do not depend on the number of images. Zeros fill the
+    last batch.
 
     Args:
         model: the classifier.
@@ -92,6 +101,8 @@ def trainable_part(
         at_once: the number of images in a batch.
         known: features of the first batches, which are not computed again; other full batches are
             added.
+        others: images that are read later, which fill the last batch instead of zeros; theirs are
+            then known. An image's features must not depend on the rest of its batch.
     """
     if not model.fixed:
         return model, lambda chosen: to_unit(images[chosen], device)
@@ -102,23 +113,61 @@ def trainable_part(
         with reporting("images", count - first) as task:
             for start in range(first, count, at_once):
                 batch = images[start : start + at_once]
-                size = len(batch)
-                if size == at_once:
+                if len(batch) == at_once:
                     yield model.features(to_unit(batch, device))
+                elif others is None:
+                    yield _last_features(model, batch, device, at_once)
                 else:
-                    zeros = np.zeros((at_once - size, *images.shape[1:]), np.uint8)
-                    # Each client has at most one such batch; thousands of clients would fill the
-                    # cache.
-                    with feature_cache("nothing"):
-                        last = model.features(to_unit(np.concatenate([batch, zeros]), device))
-                    yield last[:size]
-                task.advance(size)
+                    yield _shared_features(model, batch, others, device, at_once)
+                task.advance(len(batch))
 
     new = joined(computed(), count - first).split(at_once) if count > first else ()
     parts = [*known, *new]
     known += new[: (count - first) // at_once]
     features = torch.cat(parts) if parts else model.features(to_unit(images[:0], device))
     return model.classifier, features.__getitem__
+
+
+def _last_features(
+    model: Classifier, batch: NDArray[np.uint8], device: torch.device, at_once: int
+) -> torch.Tensor:
+    """Return the fixed features of at most `at_once` images, which zeros fill up."""
+    zeros = np.zeros((at_once - len(batch), *batch.shape[1:]), np.uint8)
+    # Each client has at most one such batch; thousands of clients would fill the cache.
+    with no_batch_cache():
+        return model.features(to_unit(np.concatenate([batch, zeros]), device))[: len(batch)]
+
+
+def _shared_features(
+    model: Classifier,
+    batch: NDArray[np.uint8],
+    others: Iterator[NDArray[np.uint8]],
+    device: torch.device,
+    at_once: int,
+) -> torch.Tensor:
+    """Return the fixed features of at most `at_once` images, which `others` fill up.
+
+    Features of single images are kept, so that thousands of clients with few images need few
+    batches.
+    """
+
+    def key(image: NDArray[np.uint8]) -> tuple[object, ...]:
+        digest = hashlib.blake2b(image.tobytes(), digest_size=16).digest()
+        return *model.features_key, device, image.shape, digest
+
+    keys = [key(image) for image in batch]
+    new = {each: image for each, image in zip(keys, batch, strict=True) if each not in _rows}
+    if new:
+        later = ((key(image), image) for image in others)
+        while len(new) < at_once and (pair := next(later, None)):
+            if pair[0] not in _rows:
+                new.setdefault(*pair)
+        features = _last_features(model, np.stack(list(new.values())), device, at_once)
+        _rows.update(zip(new, features.clone(), strict=True))
+    rows = torch.stack([_rows[each] for each in keys])
+    while len(_rows) * rows[0].nbytes > ROWS:
+        _rows.popitem(last=False)
+    return rows
 
 
 class Images:
@@ -165,6 +214,24 @@ class Images:
             computed = (model.features(batch) for batch in batches(self._images, device))
             self._features[key] = joined(computed, len(self)).split(IMAGES_AT_ONCE)
         return self._features[key]
+
+
+@contextlib.contextmanager
+def sharing_images() -> Iterator[None]:
+    """Let `images_of` return the same `Images` for the same array in this block."""
+    token = _shared.set({})
+    try:
+        yield
+    finally:
+        _shared.reset(token)
+
+
+def images_of(images: NDArray[np.uint8]) -> Images:
+    """Return the `Images` of an array, which clients of a simulation share."""
+    shared = _shared.get()
+    if shared is None:
+        return Images(images)
+    return shared.setdefault(id(images), Images(images))  # it holds the array, so the id is unique
 
 
 def predict(

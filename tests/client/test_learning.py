@@ -2,6 +2,7 @@
 
 import copy
 import functools
+from collections import OrderedDict
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -11,7 +12,15 @@ import torch
 from dp_accounting import LaplaceDpEvent
 
 from fed_dpsd import storage
-from fed_dpsd.client.learning import ShardLearner, digest_of_shard, read_shard, train
+from fed_dpsd.client import learning
+from fed_dpsd.client.learning import (
+    ShardLearner,
+    digest_of_shard,
+    last_images,
+    read_shard,
+    sharing_batches,
+    train,
+)
 from fed_dpsd.client.teachers import Teachers, make_teacher
 from fed_dpsd.data.intake import Records
 from fed_dpsd.models import inference
@@ -260,6 +269,30 @@ def test_records_that_need_not_fit_in_memory_are_the_same(small, monkeypatch, tr
     assert torch.equal(inputs, again[1])
     assert inputs.stride() == again[1].stride()  # kernels depend on it
     assert digest == again[2]
+
+
+@every("settings", ["training=plain", "training=dp_sgd training.copies=2"])
+@every("safe", [True, False])
+def test_shards_share_a_batch_if_an_images_features_are_its_own(
+    small, records, monkeypatch, settings, safe
+):
+    """The inputs have the same bits, and four small shards need one batch."""
+    experiment = small(*settings.split(), "model.teacher=scattering")
+    training, teacher = experiment.training, make_teacher(experiment.config, 0, 0)
+    key = (*teacher.features_key, records.images.shape[1:])
+    monkeypatch.setattr(learning, "_safe_batches", {key: 128 if safe else 1})
+    monkeypatch.setattr(inference, "_rows", OrderedDict())
+    shards = [records.take(part) for part in np.split(np.arange(60), 4)]
+    alone = [read_shard(teacher, shard, training)[1] for shard in shards]
+    computed, features = [], teacher.backbone.forward
+    monkeypatch.setattr(
+        teacher.backbone, "forward", lambda images: computed.append(len(images)) or features(images)
+    )
+    with sharing_batches(image for shard in shards for image in last_images(shard, training)):
+        shared = [read_shard(teacher, shard, training)[1] for shard in shards]
+    assert all(map(torch.equal, shared, alone))
+    apart = [1] * 120 if training.private else [128] * 4
+    assert computed == ([128] if safe else apart)
 
 
 @every("network", ["scattering", "mlp"])

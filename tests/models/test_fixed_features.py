@@ -1,16 +1,23 @@
 """Fixed features: nothing to learn, nothing private, and the same bits everywhere."""
 
 import functools
+from collections import OrderedDict
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from fed_dpsd.models import fixed_features, initialise, patches, procedural, scattering
+from fed_dpsd.models import fixed_features, inference, initialise, patches, procedural, scattering
 from fed_dpsd.models.classifiers import CLASSIFIERS
 from fed_dpsd.models.fixed_features import feature_cache, to_pixels, whitening
-from fed_dpsd.models.inference import Images, predict, trainable_part
+from fed_dpsd.models.inference import (
+    Images,
+    images_of,
+    predict,
+    sharing_images,
+    trainable_part,
+)
 from fed_dpsd.models.patches import Patches
 from fed_dpsd.models.scattering import Scattering
 from fed_dpsd.progress import listening
@@ -255,6 +262,39 @@ def test_known_features_are_not_computed_again():
     assert hearing.heard == [("images", 128, 172), ("images", 172, 172)]
     _, fresh = trainable_part(classifier(), images, cpu)
     assert torch.equal(take(slice(None)), fresh(slice(None)))
+
+
+@every("most", [2**28, 0])
+def test_incomplete_batches_are_filled_with_images_that_are_read_later(monkeypatch, most):
+    """30 shards of 20 images need five batches of 128, and one each if no features are kept."""
+    monkeypatch.setattr(inference, "_rows", OrderedDict())
+    monkeypatch.setattr(inference, "ROWS", most)
+    model, cpu, computed = classifier(), torch.device("cpu"), []
+    shards = np.split(drawn(600), 30)
+    alone = [trainable_part(model, shard, cpu)[1](slice(None)) for shard in shards]
+    features = model.backbone.forward
+    monkeypatch.setattr(
+        model.backbone, "forward", lambda images: computed.append(len(images)) or features(images)
+    )
+    others = (image for shard in shards for image in shard)
+    for _ in range(2):
+        for shard, expected in zip(shards, alone, strict=True):
+            _, take = trainable_part(model, shard, cpu, others=others)
+            assert torch.equal(take(slice(None)), expected)
+    assert computed == [128] * (5 if most else 60)
+    assert most or not inference._rows
+
+
+def test_clients_of_a_request_share_its_features(monkeypatch):
+    model, images = classifier(), drawn(20)
+    with sharing_images():
+        first = images_of(images)
+        assert images_of(images) is first
+        assert images_of(images.copy()) is not first
+        expected = first.predict(model)
+        monkeypatch.setattr(model.backbone, "forward", None)
+        assert (images_of(images).predict(model) == expected).all()
+    assert images_of(images) is not first
 
 
 def test_images_that_are_predicted_often_have_the_bits_of_others(monkeypatch):

@@ -1,15 +1,22 @@
 """Summing answers, and handling bad ones."""
 
 import itertools
+import math
 import re
 import shutil
+from collections import Counter, OrderedDict
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from fed_dpsd.client import learning
+from fed_dpsd.client.site import answer
 from fed_dpsd.engines.clients import shared_ledger
 from fed_dpsd.engines.local import LocalFederation
+from fed_dpsd.models import inference
+from fed_dpsd.models.scattering import Scattering
 from fed_dpsd.protocol import Refusal, Request, Response
 from fed_dpsd.server.run_folder import new_run_folder
 from tests.every import every
@@ -28,6 +35,34 @@ def test_the_sum_counts_every_teacher(small, tmp_path):
         total = LocalFederation(experiment, tmp_path / str(teachers)).total(request())
         assert total.count == 2 * teachers
         assert (total.sum.sum(1) == 2 * teachers).all()
+
+
+def test_clients_share_batches_of_fixed_features_and_keep_their_answers(
+    small, tmp_path, monkeypatch
+):
+    """A client alone, the control, fills its last batch with zeros, and answers the same."""
+    settings = "num_clients=20", "partition=iid", "training=dp_sgd", "training.steps=2"
+    experiment = small(*settings, "model.teacher=scattering")
+    federation, computed = LocalFederation(experiment, tmp_path / "together"), Counter()
+    forward = Scattering.forward
+
+    def counted(self, images):
+        computed[len(images)] += 1
+        return forward(self, images)
+
+    monkeypatch.setattr(Scattering, "forward", counted)
+    monkeypatch.setattr(inference, "_rows", OrderedDict())
+    monkeypatch.setattr(learning, "safe_batch", lambda *_: inference.IMAGES_AT_ONCE)
+    together = federation.each(request())
+    records = sum(site.num_records for site in federation._sites.values())
+    assert computed == {128: math.ceil(records / 128), 16: 1, 2: 20}  # 2: each teacher is checked
+    assert not list(federation._unread(range(20)))  # the teachers are trained
+    inference._rows.clear()
+    shutil.rmtree(Path(experiment.config.cache) / "teachers")
+    alone = LocalFederation(experiment, tmp_path / "alone")
+    own = answer(experiment.method, request(), alone._sites[7])
+    assert (own.values == together[7].values).all()
+    assert computed[16] == 2
 
 
 def test_a_total_is_the_sum_of_each(small, tmp_path):

@@ -150,18 +150,13 @@ class ShardLearner:
         self._fits += 1
         settings = self._settings
         rng = self._draw(f"batches of fit {self._fits}")
-        known = torch.from_numpy(records)
-        size = min(settings.batch_size, len(known))
-        batches = len(known) // size
-        optimiser = _optimiser(model, settings)
+        optimiser = make_optimiser(model, settings)
         self._teacher.train()
-        steps = range(max(settings.epochs * batches, settings.min_steps))
+        steps = range(number_of_steps(len(records), settings))
         schedule = _one_cycle(optimiser, settings, len(steps)) if settings.one_cycle else None
-        for step in track("steps of a teacher", steps):
-            if step % batches == 0:
-                order = known[torch.randperm(len(known), generator=rng)]
-            chosen = order[step % batches * size :][:size]
-            if size == 1:  # BatchNorm may reject a single image, which would reveal a lone record
+        batches = batches_of(torch.from_numpy(records), settings.batch_size, rng)
+        for _, chosen in zip(track("steps of a teacher", steps), batches, strict=False):
+            if len(chosen) == 1:  # BatchNorm may reject a single image, revealing a lone record
                 chosen = chosen.repeat(2)
             seen = augment(inputs[chosen], settings.shift, settings.flip, rng)
             logits = model(seen.to(self._device))
@@ -188,6 +183,19 @@ class ShardLearner:
     def features(self, training: Training) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
         """Return the trainable part, and the inputs and labels that training reads."""
         return read_shard(self._teacher, self._records, training)
+
+
+def number_of_steps(count: int, settings: TeacherConfig) -> int:
+    """Return the number of steps of plain training on `count` >= 1 records."""
+    return max(settings.epochs * (count // min(settings.batch_size, count)), settings.min_steps)
+
+
+def batches_of(records: torch.Tensor, size: int, rng: torch.Generator) -> Iterator[torch.Tensor]:
+    """Yield batches of at most `size` records without end, from a permutation in each epoch."""
+    size = min(size, len(records))
+    while True:
+        order = records[torch.randperm(len(records), generator=rng)]
+        yield from order[: len(records) // size * size].split(size)
 
 
 def read_shard(
@@ -325,7 +333,8 @@ def digest_of_shard(key: str, teacher: Classifier, records: Records, training: T
     return digest.hexdigest()
 
 
-def _optimiser(model: nn.Module, settings: TeacherConfig) -> torch.optim.Optimizer:
+def make_optimiser(model: nn.Module, settings: TeacherConfig) -> torch.optim.Optimizer:
+    """Return the optimiser of plain training: Adam or, if a momentum is given, SGD."""
     rate, decay = settings.learning_rate, settings.weight_decay
     # Fused steps of large networks are faster, but round differently than float32 promises.
     fused = isinstance(model, Classifier) and model.in_bfloat16

@@ -30,12 +30,16 @@ from fed_dpsd.client.learning import (
     ShardLearner,
     Watch,
     added_loss,
+    batches_of,
     digest_of_shard,
     last_images,
+    make_optimiser,
+    number_of_steps,
     places_of_patients,
     read_shard,
     reporting_steps,
 )
+from fed_dpsd.client.shards import LEAST, SLOTS, Shard, slots_agree, train_together
 from fed_dpsd.client.teacher_file import read_teacher
 from fed_dpsd.config import Config, is_function
 from fed_dpsd.config.plugins import code_digest
@@ -399,6 +403,9 @@ class Teachers:
         config, path = self._config, self._cached(shard)
         if path.exists() and (known := self._load(shard, path)):
             return known
+        if self._together:
+            self._train_together()
+            return self._load_or_train(shard)
         digest = self.digests[shard]
         if self._may_draw_noise and self._input(shard) != digest:
             raise UserError(
@@ -412,6 +419,48 @@ class Teachers:
         self.watch.check(teacher, shard)
         write_weights(teacher, path, {INPUT: digest} if self._may_draw_noise else None)
         return teacher.to(CPU)
+
+    @functools.cached_property
+    def _together(self) -> bool:
+        """Return whether teachers are trained many at once; it depends on no record."""
+        config = self._config
+        if len(self._shards) < LEAST or config.architecture(self._client) not in FIXED:
+            return False
+        if self._training != Plain() or self._learns_on != CPU or config.teacher.one_cycle:
+            return False
+        layer = self._untrained(0).classifier
+        return slots_agree(layer.in_features, layer.out_features, config.teacher, make_optimiser)
+
+    def _train_together(self) -> None:
+        """Train all teachers that the cache lacks, and write them there."""
+        missing = [
+            shard
+            for shard, records in enumerate(self._shards)
+            if len(records) and not self._cached(shard).exists()
+        ]
+        settings = self._config.teacher
+        for start in range(0, len(missing), SLOTS):
+            group = missing[start : start + SLOTS]
+            teachers = [self._untrained(shard) for shard in group]
+            losses = train_together(
+                [self._linear_shard(*each) for each in zip(teachers, group, strict=True)],
+                settings,
+                make_optimiser,
+            )
+            for shard, teacher, own in zip(group, teachers, losses, strict=True):
+                self.watch.check_losses(own, shard)
+                self.watch.check(teacher, shard)
+                write_weights(teacher, self._cached(shard), None)
+
+    def _linear_shard(self, teacher: Classifier, shard: int) -> Shard:
+        """Return what a teacher of fixed features learns from, in the order that `_train` has."""
+        settings, count = self._config.teacher, len(self._shards[shard])
+        layer, inputs, labels = read_shard(teacher, self._shards[shard], self._training)
+        assert isinstance(layer, nn.Linear)
+        purpose = f"{self._role} batches"
+        rng = Streams(settings.seed).torch(purpose, client=self._client, query_id=shard)
+        batches = batches_of(torch.arange(count), settings.batch_size, rng)
+        return Shard(layer, inputs, labels, number_of_steps(count, settings), batches)
 
     def _load(self, shard: int, path: Path) -> Classifier | None:
         """Return a cached teacher; None if it is damaged or was trained on another input."""

@@ -31,6 +31,7 @@ from fed_dpsd.models.divergence import check_losses, is_finite
 from fed_dpsd.models.fixed_features import feature_cache
 from fed_dpsd.models.inference import IMAGES_AT_ONCE, to_unit, to_unit_all, trainable_part
 from fed_dpsd.models.pictures import Chosen, Pictures
+from fed_dpsd.models.pretrained import Pretrained
 from fed_dpsd.privacy.lattice import places_agree
 from fed_dpsd.privacy.optimisers import SGD, Adam
 from fed_dpsd.privacy.training import Plain, Targets, Training, fixed_targets, patient_places
@@ -210,7 +211,7 @@ def read_shard(
             the records by patient.
     """
     images, labels = records.images, torch.from_numpy(records.labels)
-    others = _others.get() if teacher.fixed_features else None
+    others = _others.get() if teacher.ours else None
     if others is not None and safe_batch(teacher, images) != IMAGES_AT_ONCE:
         others = None  # an image's features may depend on other images in its batch
     if not training.private:
@@ -236,11 +237,8 @@ def read_shard(
 def sharing_batches(images: Iterable[NDArray[np.uint8]]) -> Iterator[None]:
     """Let `read_shard` fill incomplete batches in this block with images that it reads later.
 
-    Within another such block, the other block's images are used.
+    All must be read by one kind of our networks on fixed features.
     """
-    if _others.get() is not None:
-        yield
-        return
     token = _others.set(iter(images))
     try:
         yield
@@ -260,14 +258,18 @@ def safe_batch(teacher: Classifier, images: NDArray[np.uint8]) -> int:
     """Return a batch size at which an image's features depend only on that image, to the last bit.
 
     It is determined with random images, once per process and kind of features. Public features are
-    computed in batches of their own (see `pretrained.Memory`).
+    computed in batches of their own (see `pretrained.Memory`), so pixels stand for them.
     """
-    module = teacher.fixed_features or teacher.backbone
+    backbone = teacher.backbone
 
     def features(pixels: torch.Tensor, _: torch.Tensor) -> list[torch.Tensor]:
         batch = to_unit((255 * pixels).byte().numpy(), CPU)
         with feature_cache("nothing"):
-            return [module(2 * batch - 1)]
+            if not isinstance(backbone, Pretrained):
+                return [teacher.features(batch)]
+            size = backbone.public.num_features
+            public = batch.flatten(1).repeat(1, -(-size // batch[0].numel()))[:, :size]
+            return [backbone.joined(public, 2 * batch - 1)]
 
     if not teacher.fixed:
         return IMAGES_AT_ONCE

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from fed_dpsd.accounts.account import Account, BudgetSpent, RecordsChanged, Unplanned
 from fed_dpsd.accounts.database import LedgerError
-from fed_dpsd.client.learning import sharing_batches
 from fed_dpsd.client.secure_sum import SecureSums
 from fed_dpsd.client.teachers import Teachers
 from fed_dpsd.config import Config
@@ -128,9 +127,9 @@ class Site:
             paid = [name for name, digest in digests.items() if self.account.is_paid(digest)]
             return self.account.exceeded_limit(paid)
 
-    def unread(self) -> Iterator[NDArray[np.uint8]]:
-        """Yield images that the teachers' training will read (see `Teachers.unread`)."""
-        return (self._summed or self._teachers).unread()
+    def sensitive_unread(self) -> Iterator[NDArray[np.uint8]]:
+        """Yield records that training will read; a simulation's clients read them together."""
+        return (self._summed or self._teachers).sensitive_unread()
 
     def check(self, request: Request) -> None:
         """Check a request before reading anything private, so that errors depend on public facts.
@@ -352,8 +351,7 @@ class Site:
         if self._test is None or not (self.config.federation.simulation or private):
             raise ProtocolError("exact diagnostics are refused outside a simulation")
         try:
-            with sharing_batches(self.unread()):
-                return self._paid_teachers().sensitive_probabilities(self._test)
+            return self._paid_teachers().sensitive_probabilities(self._test)
         except BudgetSpent:
             shape = (self.config.teachers_per_client, len(self._test), self.config.data.num_classes)
             return np.full(shape, np.nan, np.float32)
@@ -416,9 +414,8 @@ def answer(method: Method, request: Request, site: Site) -> Response | Refusal:
     try:
         try:
             site.check(request)
-            with sharing_batches(site.unread()):
-                site.admit(request)
-                reply = method.client(request, site)
+            site.admit(request)
+            reply = method.client(request, site)
             masks = request.kind in SUMMED and site.answers.noise_at == "distributed"
             if masks and isinstance(reply, Response):
                 reply = _masked(reply, request, site)

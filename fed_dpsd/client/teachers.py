@@ -275,7 +275,7 @@ class Teachers:
         self._models = [teacher and teacher.to(self._device) for teacher in models]
         return self._models
 
-    def unread(self) -> Iterator[NDArray[np.uint8]]:
+    def sensitive_unread(self) -> Iterator[NDArray[np.uint8]]:
         """Yield the images of each shard's last batch, if training will read fixed features."""
         fixed = self._config.architecture(self._client) in FIXED
         if self.ready or self._from_file or not fixed:
@@ -422,9 +422,14 @@ class Teachers:
 
     @functools.cached_property
     def _together(self) -> bool:
-        """Return whether teachers are trained many at once; it depends on no record."""
+        """Return whether teachers are trained many at once; it depends on no record.
+
+        A hospital's are not: its proof needs no check of kernels.
+        """
         config = self._config
         if len(self._shards) < LEAST or config.architecture(self._client) not in FIXED:
+            return False
+        if not config.federation.simulation:
             return False
         if self._training != Plain() or self._learns_on != CPU or config.teacher.one_cycle:
             return False

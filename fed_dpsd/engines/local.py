@@ -1,6 +1,6 @@
 """The local engine, which hosts all clients in this process and does not need Flower."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -52,6 +52,11 @@ class LocalFederation(HostedFederation):
                 probabilities = site.diagnose()
             yield probabilities
 
-    def _unread(self, clients: Iterable[int]) -> Iterator[NDArray[np.uint8]]:
-        """Yield images that clients will read, so that they share batches of fixed features."""
-        return (image for client in clients for image in self._sites[client].unread())
+    def _unread(self, clients: Collection[int]) -> Iterator[NDArray[np.uint8]]:
+        """Yield records that clients will read, if the features of all are of one kind.
+
+        All clients are opened now, so that an error names the right one.
+        """
+        sites = [self._sites[client] for client in clients]
+        kinds = set(map(self.experiment.config.architecture, clients))
+        return (image for site in sites if len(kinds) == 1 for image in site.sensitive_unread())

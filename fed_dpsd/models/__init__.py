@@ -1,7 +1,8 @@
 """Classifiers and generators, and functions that draw, read and write their weights.
 
 Both sides use them, on arrays of images: knows no client, file of records, message or method.
-A cache of features (fixed_features.py) may hold private values, and stays on its machine.
+Caches of features (fixed_features.py, pretrained.py, inference.py) may hold private values, and
+stay on their machine.
 """
 
 import contextlib

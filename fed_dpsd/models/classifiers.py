@@ -59,15 +59,19 @@ class Classifier(nn.Module):
         return next(self.backbone.parameters(), None) is None
 
     @property
+    def ours(self) -> bool:
+        """Return whether the backbone computes our fixed features, from no constants of others."""
+        given = self.fixed_features is not None and self.fixed_features.given is not None
+        return type(self.backbone) in (Scattering, Patches, Pretrained) and not given
+
+    @property
     def features_key(self) -> tuple[object, ...]:
         """Return the settings that fixed features depend on (apart from images and device).
 
         A different number of threads may change the last bits. The settings of other backbones
         than ours are unknown, so each has its own key.
         """
-        ours = type(self.backbone) in (Scattering, Patches, Pretrained)
-        ours &= self.fixed_features is None or self.fixed_features.given is None
-        backbone = type(self.backbone) if ours else self.backbone
+        backbone = type(self.backbone) if self.ours else self.backbone
         public = getattr(self.backbone, "public", None)
         return backbone, public, self.classifier.in_features, torch.get_num_threads()
 

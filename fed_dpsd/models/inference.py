@@ -24,7 +24,8 @@ from fed_dpsd.storage import LARGE, large_array
 # A batch this small lets the allocator reuse memory. With 1,024 images a processor spends more time
 # on new memory pages than on arithmetic.
 IMAGES_AT_ONCE = 128
-ROWS = 2**28  # bytes of features, of images in incomplete batches, that are cached
+ROWS = 2**14  # images in incomplete batches whose features are cached
+KINDS = 4  # of fixed features of the same images
 _rows: OrderedDict[tuple[object, ...], torch.Tensor] = OrderedDict()
 _shared: ContextVar[dict[int, "Images"] | None] = ContextVar("shared", default=None)
 
@@ -158,14 +159,13 @@ def _shared_features(
     keys = [key(image) for image in batch]
     new = {each: image for each, image in zip(keys, batch, strict=True) if each not in _rows}
     if new:
-        later = ((key(image), image) for image in others)
-        while len(new) < at_once and (pair := next(later, None)):
-            if pair[0] not in _rows:
-                new.setdefault(*pair)
+        while len(new) < at_once and (image := next(others, None)) is not None:
+            if (name := key(image)) not in _rows:
+                new.setdefault(name, image)
         features = _last_features(model, np.stack(list(new.values())), device, at_once)
         _rows.update(zip(new, features.clone(), strict=True))
     rows = torch.stack([_rows[each] for each in keys])
-    while len(_rows) * rows[0].nbytes > ROWS:
+    while len(_rows) > ROWS:
         _rows.popitem(last=False)
     return rows
 
@@ -213,6 +213,8 @@ class Images:
         if key not in self._features:
             computed = (model.features(batch) for batch in batches(self._images, device))
             self._features[key] = joined(computed, len(self)).split(IMAGES_AT_ONCE)
+            if len(self._features) > KINDS:  # each of a user's own networks has its own
+                self._features.pop(next(iter(self._features)))
         return self._features[key]
 
 

@@ -98,6 +98,10 @@ class Pretrained(nn.Module):
         else:
             threads = torch.get_num_threads()
             public = _memory(self.shape, self.folder, memory, threads, self.public)(images)
+        return self.joined(public, images)
+
+    def joined(self, public: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
+        """Join (B, F') public features of images with their fixed features, to (B, F)."""
         parts = [functional.normalize(part) for part in (public, self.fixed(images))]
         return torch.cat(parts, 1) * (LENGTH / 2**0.5)
 

@@ -25,6 +25,7 @@ from fed_dpsd.client.teachers import Teachers, make_teacher
 from fed_dpsd.data.intake import Records
 from fed_dpsd.models import inference
 from fed_dpsd.models.inference import predict
+from fed_dpsd.models.scattering import Scattering
 from fed_dpsd.privacy.label_dp import LabelPrivate
 from fed_dpsd.privacy.noise import SecretStreams
 from fed_dpsd.privacy.training import Plain, Training, fixed_targets
@@ -293,6 +294,20 @@ def test_shards_share_a_batch_if_an_images_features_are_its_own(
     assert all(map(torch.equal, shared, alone))
     apart = [1] * 120 if training.private else [128] * 4
     assert computed == ([128] if safe else apart)
+
+
+def test_own_networks_share_no_batches(small, records):
+    """Their features may depend on the rest of a batch, although they contain fixed ones."""
+    experiment, images = small(), iter(records.images)
+    backbone = torch.nn.Sequential(Scattering((1, 8, 8), 64), torch.nn.ReLU())
+    with sharing_batches(images):
+        read_shard(inference.Classifier(backbone, 64, 10), records, experiment.training)
+        assert len(list(images)) == 60
+        again = iter(records.images)
+    with sharing_batches(again):  # the control: ours
+        ours = inference.Classifier(backbone[0], 64, 10)
+        read_shard(ours, records.take(np.arange(9)), experiment.training)
+    assert not list(again)
 
 
 @every("network", ["scattering", "mlp"])

@@ -1,5 +1,6 @@
 """Linear teachers of many shards, trained at once."""
 
+import dataclasses
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -128,7 +129,10 @@ def test_a_run_that_stopped_or_lost_teachers_ends_with_the_same(make):
     assert differing(whole, make()[0]) == 0
 
 
-@every("settings", ["teacher.one_cycle=true", "teachers_per_client=15", "training=dp_sgd training.steps=1"])
+@every(
+    "settings",
+    ["teacher.one_cycle=true", "teachers_per_client=15", "training=dp_sgd training.steps=1"],
+)
 def test_other_teachers_are_trained_one_by_one(make, monkeypatch, settings):
     computed = Counter()
     train = teachers.train_together
@@ -141,3 +145,12 @@ def test_other_teachers_are_trained_one_by_one(make, monkeypatch, settings):
     assert computed.pop("group") == 2  # of 32 and 8
     assert make(*settings.split())[0].models
     assert not computed
+
+
+def test_a_hospitals_teachers_are_trained_one_by_one(make):
+    """So that its proof needs no check of kernels; a simulation is the control."""
+    hospital, simulated = make()[0], make()[0]
+    config = simulated._config
+    federation = dataclasses.replace(config.federation, simulation=False)
+    hospital._config = dataclasses.replace(config, federation=federation)
+    assert (hospital._together, simulated._together) == (False, True)

@@ -59,12 +59,12 @@ def test_records_are_taken_one_by_one_where_places_in_a_batch_do_not_agree(monke
     images = np.zeros((3, 1, 8, 8), np.uint8)
     monkeypatch.setattr(learning, "_safe_batches", {})
     assert safe_batch(teacher, images) == IMAGES_AT_ONCE
-    features = teacher.backbone.forward
+    features = teacher.features
 
     def by_place(pixels):
         return features(pixels) + torch.arange(len(pixels))[:, None] * 2.0**-10
 
-    monkeypatch.setattr(teacher.backbone, "forward", by_place)
+    monkeypatch.setattr(teacher, "features", by_place)
     assert safe_batch(teacher, images) == IMAGES_AT_ONCE  # it was found before
     monkeypatch.setattr(learning, "_safe_batches", {})
     assert safe_batch(teacher, images) == 1

@@ -264,7 +264,7 @@ def test_known_features_are_not_computed_again():
     assert torch.equal(take(slice(None)), fresh(slice(None)))
 
 
-@every("most", [2**28, 0])
+@every("most", [2**14, 0])
 def test_incomplete_batches_are_filled_with_images_that_are_read_later(monkeypatch, most):
     """30 shards of 20 images need five batches of 128, and one each if no features are kept."""
     monkeypatch.setattr(inference, "_rows", OrderedDict())
@@ -283,6 +283,16 @@ def test_incomplete_batches_are_filled_with_images_that_are_read_later(monkeypat
             assert torch.equal(take(slice(None)), expected)
     assert computed == [128] * (5 if most else 60)
     assert most or not inference._rows
+
+
+def test_kept_features_belong_to_one_kind_of_network(monkeypatch):
+    monkeypatch.setattr(inference, "_rows", OrderedDict())
+    images, cpu = drawn(20), torch.device("cpu")
+    for model in (classifier("scattering"), classifier("patches")):
+        _, alone = trainable_part(model, images, cpu)
+        _, kept = trainable_part(model, images, cpu, others=iter(()))
+        assert torch.equal(kept(slice(None)), alone(slice(None)))
+    assert len(inference._rows) == 40
 
 
 def test_clients_of_a_request_share_its_features(monkeypatch):

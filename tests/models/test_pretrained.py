@@ -12,10 +12,12 @@ from torch.nn import functional
 from fed_dpsd.client.teachers import Teachers
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import load_data
-from fed_dpsd.models import efficientnet, pretrained
+from fed_dpsd.models import efficientnet, initialise, pretrained
 from fed_dpsd.models.classifiers import CLASSIFIERS
 from fed_dpsd.models.fixed_features import feature_cache
+from fed_dpsd.models.inference import trainable_part
 from fed_dpsd.models.pretrained import Pretrained
+from fed_dpsd.streams import Streams
 from tests.every import every
 
 pytestmark = pytest.mark.usefixtures("few_examples")
@@ -113,6 +115,25 @@ def test_features_are_computed_once_and_kept_for_other_processes(cheap, tmp_path
 
 
 @pytest.mark.slow  # the largest network of all
+def test_zeros_that_fill_a_batch_are_computed_once(cheap, monkeypatch):
+    """A client with few images waits for few passes of the public network."""
+    build = functools.partial(CLASSIFIERS["pretrained"], (1, 8, 8), 10, 4)
+    model = initialise(build, Streams(0).torch("teacher"))
+    public, computed = model.backbone.public.features, []
+    monkeypatch.setattr(
+        type(model.backbone.public),
+        "features",
+        lambda self, images: computed.append(len(images)) or public(images),
+    )
+    records = np.random.default_rng(0).integers(1, 255, (40, 1, 8, 8), np.uint8)
+    with feature_cache("records"):
+        first = trainable_part(model, records[:20], torch.device("cpu"))[1](slice(None))
+        checks = len(computed) - 2  # that positions in a batch agree
+        trainable_part(model, records[20:35], torch.device("cpu"))
+    assert computed[checks:] == [16, 16, 16]  # 20 images and zeros, 15 images
+    assert torch.equal(first, model.features(torch.from_numpy(records[:20]).float() / 255))
+
+
 def test_a_gradient_goes_through_the_features():
     """The weights may have been read in inference mode before, as predictions do."""
     efficientnet.layers.cache_clear()

@@ -37,13 +37,15 @@ def test_the_sum_counts_every_teacher(small, tmp_path):
         assert (total.sum.sum(1) == 2 * teachers).all()
 
 
+@every(("networks", "shared"), [("[scattering]", True), ("[scattering,patches]", False)])
 def test_clients_share_batches_of_fixed_features_and_keep_their_answers(
-    small, tmp_path, monkeypatch
+    small, tmp_path, monkeypatch, networks, shared
 ):
     """A client alone, the control, fills its last batch with zeros, and answers the same."""
     settings = "num_clients=20", "partition=iid", "training=dp_sgd", "training.steps=2"
-    experiment = small(*settings, "model.teacher=scattering")
-    federation, computed = LocalFederation(experiment, tmp_path / "together"), Counter()
+    experiment = small(*settings, f"model.teachers={networks}")
+    shutil.rmtree(Path(experiment.config.cache) / "teachers", ignore_errors=True)
+    federation, computed = LocalFederation(experiment, tmp_path / "together" / networks), Counter()
     forward = Scattering.forward
 
     def counted(self, images):
@@ -55,13 +57,15 @@ def test_clients_share_batches_of_fixed_features_and_keep_their_answers(
     monkeypatch.setattr(learning, "safe_batch", lambda *_: inference.IMAGES_AT_ONCE)
     together = federation.each(request())
     records = sum(site.num_records for site in federation._sites.values())
-    assert computed == {128: math.ceil(records / 128), 16: 1, 2: 20}  # 2: each teacher is checked
+    # With patches, too, ten clients have a batch each. Every teacher is checked on two images.
+    expected = {128: math.ceil(records / 128), 16: 1, 2: 20} if shared else {128: 10, 16: 1, 2: 10}
+    assert computed == expected
     assert not list(federation._unread(range(20)))  # the teachers are trained
     inference._rows.clear()
     shutil.rmtree(Path(experiment.config.cache) / "teachers")
-    alone = LocalFederation(experiment, tmp_path / "alone")
-    own = answer(experiment.method, request(), alone._sites[7])
-    assert (own.values == together[7].values).all()
+    alone = LocalFederation(experiment, tmp_path / "alone" / networks)
+    own = answer(experiment.method, request(), alone._sites[8])
+    assert (own.values == together[8].values).all()
     assert computed[16] == 2
 
 

@@ -1,6 +1,7 @@
 """What teachers learn from: the inputs of a shard, training without noise in its steps, divergence.
 
-`ShardLearner.fit` is plain training. Private training reads `ShardLearner.features` instead.
+`ShardLearner.fit` is plain training, except for many linear teachers of a simulation (shards.py).
+Private training reads `ShardLearner.features` instead.
 """
 
 import contextlib

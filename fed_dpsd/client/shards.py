@@ -1,8 +1,8 @@
 """Plain training of many linear teachers at once, each as if the others did not exist.
 
-A step of one small linear classifier takes longer to start than to compute. Here, each operation
-computes the step of SLOTS classifiers. A slot's result must not depend on the other slots to the
-last bit: a changed record may change only its own teacher.
+A step of one small linear classifier takes longer to start than to compute. In simulations, each
+operation computes the step of SLOTS classifiers. A slot's result must not depend on the other slots
+to the last bit: a changed record may change only its own teacher.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,6 +17,7 @@ from fed_dpsd.progress import track
 
 SLOTS = 32  # classifiers in each operation, whatever the number of shards
 LEAST = 16  # teachers of a client that are trained this way; fewer are faster one by one
+LARGEST = 2**16  # numbers in a batch; teachers with larger ones are faster one by one
 Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # see `Slots.losses`
 MakeOptimiser = Callable[[nn.Module, TeacherConfig], torch.optim.Optimizer]
 _agree: dict[tuple[object, ...], bool] = {}
@@ -88,28 +89,27 @@ def train_together(
     return losses
 
 
-def slots_agree(
-    num_features: int, num_classes: int, settings: TeacherConfig, optimiser: MakeOptimiser
-) -> bool:
-    """Return whether a slot's classifier has the same bits in every slot and among any others.
+def slots_agree(layer: nn.Linear, settings: TeacherConfig, optimiser: MakeOptimiser) -> bool:
+    """Return whether a slot's steps have the same bits in every slot and among any others.
 
-    It is determined with random records, once per process and shape.
+    It is determined once per process, threads, settings and shape: by two steps from the weights
+    of `layer`, on random records.
     """
-    size = settings.batch_size
-    layer = nn.Linear(num_features, num_classes)
-    nn.init.constant_(layer.weight, 0.01)
 
     def trained(records: torch.Tensor, labels: torch.Tensor) -> list[torch.Tensor]:
-        slots = Slots([layer] * SLOTS)
-        classes = (labels[:, None] + torch.arange(size)) % num_classes
-        batch = records, classes, torch.full(classes.shape, 1 / size)
-        for _ in _descend(slots, [batch] * 2, optimiser(slots, settings)):
-            pass
-        return [slots.weight.detach(), slots.bias.detach()]
+        slots, results = Slots([layer] * SLOTS), []
+        classes = (labels[:, None] + torch.arange(records.shape[1])) % layer.out_features
+        batch = records, classes, torch.full(classes.shape, 1 / records.shape[1])
+        for losses in _descend(slots, [batch] * 2, optimiser(slots, settings)):
+            # Steps of Adam hide small differences of gradients.
+            gradients = [each.grad.clone() for each in slots.parameters() if each.grad is not None]
+            results += [losses, *gradients, *(each.detach().clone() for each in slots.parameters())]
+        return results
 
-    key = num_features, num_classes, size, settings.momentum, torch.get_num_threads()
+    key = *layer.weight.shape, repr(settings), torch.get_num_threads()
     if key not in _agree:
-        _agree[key] = places_agree(trained, torch.empty(0, size, num_features), SLOTS)
+        inputs = torch.empty(0, settings.batch_size, layer.in_features)
+        _agree[key] = places_agree(trained, inputs, SLOTS)
     return _agree[key]
 
 
@@ -126,15 +126,14 @@ def _descend(
 
 
 def _batches(shards: Sequence[Shard], size: int) -> Iterator[Batch]:
-    """Yield the batches of all steps; rows that a slot does not need have zero weight."""
-    inputs = torch.cat([shard.inputs for shard in shards])
-    labels = torch.cat([shard.labels for shard in shards])
-    lengths = [len(shard.labels) for shard in shards]
+    """Yield the batches of all steps; rows that a slot does not need are zeros of zero weight."""
     for step in track("steps of a teacher", range(max(each.steps for each in shards))):
-        places, weights = torch.zeros(SLOTS, size, dtype=torch.int64), torch.zeros(SLOTS, size)
+        inputs = torch.zeros(SLOTS, size, shards[0].inputs.shape[1])
+        labels, weights = torch.zeros(SLOTS, size, dtype=torch.int64), torch.zeros(SLOTS, size)
         for slot, shard in enumerate(shards):
             if step < shard.steps:
                 chosen = next(shard.batches)
-                places[slot, : len(chosen)] = chosen + sum(lengths[:slot])
+                inputs[slot, : len(chosen)] = shard.inputs[chosen]
+                labels[slot, : len(chosen)] = shard.labels[chosen]
                 weights[slot, : len(chosen)] = 1 / len(chosen)
-        yield inputs[places], labels[places], weights
+        yield inputs, labels, weights

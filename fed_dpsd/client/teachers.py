@@ -10,6 +10,7 @@ import copy
 import dataclasses
 import functools
 import hashlib
+import itertools
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -39,7 +40,7 @@ from fed_dpsd.client.learning import (
     read_shard,
     reporting_steps,
 )
-from fed_dpsd.client.shards import LEAST, SLOTS, Shard, slots_agree, train_together
+from fed_dpsd.client.shards import LARGEST, LEAST, SLOTS, Shard, slots_agree, train_together
 from fed_dpsd.client.teacher_file import read_teacher
 from fed_dpsd.config import Config, is_function
 from fed_dpsd.config.plugins import code_digest
@@ -135,6 +136,7 @@ class Teachers:
         self._device = device_of(config, client)
         self._learns_on = self._device if training.reads == "images" else CPU
         self._models: list[Classifier | None] | None = None
+        self._new: dict[int, Classifier] = {}  # trained before they were asked for
         self._inputs: dict[int, str] = {}
         self._from_file = None
         if config.teacher.path is not None:
@@ -190,6 +192,7 @@ class Teachers:
         settings += [self._secret.identity] if self._secret else []
         settings += [gpu_model(self._learns_on)] if self._learns_on != CPU else []
         settings += ["bfloat16"] if self._bfloat16 else []
+        settings += ["together"] if self._together else []  # rounds differently
         settings += features_version(name, config.model)
         settings += [config.plugins] if config.plugins else []
         settings += self._code if self._secret else []  # seeded noise does not depend on code
@@ -404,8 +407,9 @@ class Teachers:
         if path.exists() and (known := self._load(shard, path)):
             return known
         if self._together:
-            self._train_together()
-            return self._load_or_train(shard)
+            if shard not in self._new:
+                self._train_together(shard)
+            return self._new.pop(shard)
         digest = self.digests[shard]
         if self._may_draw_noise and self._input(shard) != digest:
             raise UserError(
@@ -434,28 +438,25 @@ class Teachers:
         if self._training != Plain() or self._learns_on != CPU or config.teacher.one_cycle:
             return False
         layer = self._untrained(0).classifier
-        return slots_agree(layer.in_features, layer.out_features, config.teacher, make_optimiser)
+        large = layer.in_features * config.teacher.batch_size > LARGEST
+        return not large and slots_agree(layer, config.teacher, make_optimiser)
 
-    def _train_together(self) -> None:
-        """Train all teachers that the cache lacks, and write them there."""
-        missing = [
+    def _train_together(self, first: int) -> None:
+        """Train a shard's teacher and those of later shards that the cache lacks."""
+        later = (
             shard
-            for shard, records in enumerate(self._shards)
-            if len(records) and not self._cached(shard).exists()
-        ]
-        settings = self._config.teacher
-        for start in range(0, len(missing), SLOTS):
-            group = missing[start : start + SLOTS]
-            teachers = [self._untrained(shard) for shard in group]
-            losses = train_together(
-                [self._linear_shard(*each) for each in zip(teachers, group, strict=True)],
-                settings,
-                make_optimiser,
-            )
-            for shard, teacher, own in zip(group, teachers, losses, strict=True):
-                self.watch.check_losses(own, shard)
-                self.watch.check(teacher, shard)
-                write_weights(teacher, self._cached(shard), None)
+            for shard in self._numbers[first + 1 :]
+            if len(self._shards[shard]) and not self._cached(shard).exists()
+        )
+        group = [first, *itertools.islice(later, SLOTS - 1)]
+        teachers = [self._untrained(shard) for shard in group]
+        learning = [self._linear_shard(*each) for each in zip(teachers, group, strict=True)]
+        losses = train_together(learning, self._config.teacher, make_optimiser)
+        for shard, teacher, own in zip(group, teachers, losses, strict=True):
+            self.watch.check_losses(own, shard)
+            self.watch.check(teacher, shard)
+            write_weights(teacher, self._cached(shard), None)
+            self._new[shard] = teacher
 
     def _linear_shard(self, teacher: Classifier, shard: int) -> Shard:
         """Return what a teacher of fixed features learns from, in the order that `_train` has."""

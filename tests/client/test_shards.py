@@ -14,10 +14,13 @@ from fed_dpsd.client.learning import batches_of, make_optimiser, number_of_steps
 from fed_dpsd.client.shards import SLOTS, Shard, Slots, slots_agree, train_together
 from fed_dpsd.client.teachers import Teachers
 from fed_dpsd.data.intake import Records
+from fed_dpsd.errors import Diverged
 from fed_dpsd.experiment import load_data
+from fed_dpsd.models import to_vector
 from tests.every import every
 
 PATE = ("model.teacher=scattering", "teachers_per_client=40", "teacher.batch_size=4")
+PATE += ("teacher.min_steps=3",)
 
 
 def shard(settings, count, seed):
@@ -65,26 +68,33 @@ def test_a_shard_learns_what_it_learns_alone(small, optimiser):
 
 def test_a_shard_ends_with_the_same_bits_in_every_slot_and_among_any_others(small):
     settings = small("teacher.batch_size=4").config.teacher
-    assert slots_agree(20, 10, settings, make_optimiser)
+    assert slots_agree(shard(settings, 4, 0).layer, settings, make_optimiser)
     every_one = [shard(settings, 2 + n % 9, n) for n in range(SLOTS)]
     train_together(every_one, settings, make_optimiser)
-    for first in (30, 7):
-        few = [shard(settings, 2 + n % 9, n) for n in (first, 3)]
-        few[1].inputs.mul_(torch.inf)  # even if another one's records are not finite
-        train_together(few, settings, make_optimiser)
-        assert torch.equal(few[0].layer.weight, every_one[first].layer.weight)
-        assert torch.equal(few[0].layer.bias, every_one[first].layer.bias)
+    for own, order in ((30, (30, 3)), (7, (3, 7)), (19, (3, 19, 4))):
+        few = {n: shard(settings, 2 + n % 9, n) for n in order}
+        few[3].inputs.mul_(torch.inf)  # even if another one's records are not finite
+        train_together(list(few.values()), settings, make_optimiser)
+        assert torch.equal(few[own].layer.weight, every_one[own].layer.weight)
+        assert torch.equal(few[own].layer.bias, every_one[own].layer.bias)
 
 
-def test_slots_that_depend_on_one_another_are_found(small, monkeypatch):
-    settings, losses = small("teacher.batch_size=4").config.teacher, Slots.losses
+@every("rate", [1e-10, 0.002])
+@every("optimiser", ["null", "0.9"])
+def test_slots_that_depend_on_one_another_are_found(small, monkeypatch, rate, optimiser):
+    """A millionth of another slot's inputs is added; at a small rate, no weight shows it."""
+    momentum = f"teacher.momentum={optimiser}"
+    settings = small("teacher.batch_size=4", momentum, f"teacher.learning_rate={rate}").config
+    layer, losses = shard(settings.teacher, 4, 0).layer, Slots.losses
     monkeypatch.setattr(shards, "_agree", {})
+    assert slots_agree(layer, settings.teacher, make_optimiser)
 
     def mixed(self, inputs, *others):
-        return losses(self, inputs + 1e-6 * inputs.mean(0), *others)
+        return losses(self, inputs + 1e-6 * inputs.roll(1, 0), *others)
 
+    monkeypatch.setattr(shards, "_agree", {})
     monkeypatch.setattr(Slots, "losses", mixed)
-    assert not slots_agree(20, 10, settings, make_optimiser)
+    assert not slots_agree(layer, settings.teacher, make_optimiser)
 
 
 @pytest.fixture
@@ -107,17 +117,48 @@ def make(small):
 
 def differing(one, other):
     pairs = zip(one.models, other.models, strict=True)
-    return sum(not torch.equal(a.classifier.weight, b.classifier.weight) for a, b in pairs)
+    return sum(not torch.equal(to_vector(a), to_vector(b)) for a, b in pairs if a and b)
 
 
 def test_a_changed_record_changes_one_of_many_teachers(make):
     """The basis of the record-level guarantee, also if all are trained again."""
     before, cache = make()
+    shutil.rmtree(cache, ignore_errors=True)
     assert before._together
     assert differing(before, make()[0]) == 0  # read from the cache
-    before.models  # noqa: B018
     shutil.rmtree(cache)
     assert differing(before, make(changed=17)[0]) == 1
+
+
+def test_many_teachers_are_those_that_are_trained_one_by_one(make, monkeypatch):
+    """With full batches to the last bit. Some of 100 shards are empty."""
+    together, cache = make("teachers_per_client=100")
+    shutil.rmtree(cache, ignore_errors=True)
+    trained = together.models
+    shutil.rmtree(cache, ignore_errors=True)
+    monkeypatch.setattr(teachers, "slots_agree", lambda *_: False)
+    monkeypatch.setattr(teachers, "train_together", None)
+    apart, _ = make("teachers_per_client=100")
+    same = []
+    for one, other, records in zip(trained, apart.models, apart._shards, strict=True):
+        if not len(records):
+            assert one is None
+            assert other is None
+            continue
+        weights = to_vector(one), to_vector(other)
+        torch.testing.assert_close(*weights, rtol=0, atol=1e-4)
+        if len(records) >= 4:
+            same.append(torch.equal(*weights))
+    assert all(same)
+    assert 10 < len(same) < 90
+
+
+def test_a_diverging_teacher_among_many_is_named_and_not_kept(make):
+    diverging, cache = make("teacher.learning_rate=1e30", "teacher.weight_decay=1e30")
+    shutil.rmtree(cache, ignore_errors=True)
+    with pytest.raises(Diverged, match="client 0's teacher 0 "):
+        diverging.models  # noqa: B018
+    assert not list(cache.glob("*"))
 
 
 def test_a_run_that_stopped_or_lost_teachers_ends_with_the_same(make):
@@ -126,7 +167,9 @@ def test_a_run_that_stopped_or_lost_teachers_ends_with_the_same(make):
     for lost in names[3:8]:
         lost.unlink()
     names[0].write_bytes(b"damaged")
-    assert differing(whole, make()[0]) == 0
+    again, _ = make()
+    assert differing(whole, again) == 0
+    assert all(again.models)
 
 
 @every(

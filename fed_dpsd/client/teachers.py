@@ -56,6 +56,7 @@ from fed_dpsd.models import (
     read_facts,
     read_file,
     to_vector,
+    torch_threads,
     write_weights,
 )
 from fed_dpsd.models.classifiers import FIXED, OURS, Classifier, builder, features_version
@@ -439,7 +440,8 @@ class Teachers:
             return False
         layer = self._untrained(0).classifier
         large = layer.in_features * config.teacher.batch_size > LARGEST
-        return not large and slots_agree(layer, config.teacher, make_optimiser)
+        with torch_threads(config.threads_client):
+            return not large and slots_agree(layer, config.teacher, make_optimiser)
 
     def _train_together(self, first: int) -> None:
         """Train a shard's teacher and those of later shards that the cache lacks."""

@@ -213,15 +213,15 @@ def read_shard(
     """
     images, labels = records.images, torch.from_numpy(records.labels)
     others = _others.get() if teacher.ours else None
-    if others is not None and safe_batch(teacher, images) != IMAGES_AT_ONCE:
-        others = None  # an image's features may depend on other images in its batch
     if not training.private:
+        if others is not None and safe_batch(teacher, images) != IMAGES_AT_ONCE:
+            others = None  # an image's features may depend on other images in its batch
         with feature_cache("records"):
             model, take = trainable_part(teacher, images, CPU, others=others)
         return model, take(slice(None)) if teacher.fixed else to_unit_all(images), labels
     copies = ShiftedCopies(images, training.copies)
     with feature_cache("records"):
-        batch = safe_batch(teacher, images)
+        batch = safe_batch(teacher, images)  # a batch of one image is never filled by others
         model, take = trainable_part(teacher, copies, CPU, batch, others=others)
     places = np.arange(len(copies)).reshape(len(images), training.copies)
     if training.unit == "patient":

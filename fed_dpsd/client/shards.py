@@ -5,12 +5,13 @@ operation computes the step of SLOTS classifiers. A slot's result must not depen
 to the last bit: a changed record may change only its own teacher.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
+from fed_dpsd.client.learning import batches_of, make_optimiser, number_of_steps
 from fed_dpsd.config import TeacherConfig
 from fed_dpsd.privacy.lattice import places_agree
 from fed_dpsd.progress import track
@@ -19,7 +20,6 @@ SLOTS = 32  # classifiers in each operation, whatever the number of shards
 LEAST = 16  # teachers of a client that are trained this way; fewer are faster one by one
 LARGEST = 2**16  # numbers in a batch; teachers with larger ones are faster one by one
 Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # see `Slots.losses`
-MakeOptimiser = Callable[[nn.Module, TeacherConfig], torch.optim.Optimizer]
 _agree: dict[tuple[object, ...], bool] = {}
 
 
@@ -31,15 +31,13 @@ class Shard:
         layer: the classifier with its initial weights.
         inputs: (N, F) features, N >= 1.
         labels: (N,) labels.
-        steps: the number of steps, >= 1.
-        batches: the indices of each step's records, 1 to `batch_size`.
+        rng: draws its batches.
     """
 
     layer: nn.Linear
     inputs: torch.Tensor
     labels: torch.Tensor
-    steps: int
-    batches: Iterator[torch.Tensor]
+    rng: torch.Generator
 
 
 class Slots(nn.Module):
@@ -47,11 +45,9 @@ class Slots(nn.Module):
 
     def __init__(self, layers: Sequence[nn.Linear]) -> None:
         super().__init__()
-        unused = SLOTS - len(layers)
-        weight = torch.stack([layer.weight.detach() for layer in layers])
-        bias = torch.stack([layer.bias.detach() for layer in layers])[:, None]
-        self.weight = nn.Parameter(torch.cat([weight, weight.new_zeros(unused, *weight.shape[1:])]))
-        self.bias = nn.Parameter(torch.cat([bias, bias.new_zeros(unused, *bias.shape[1:])]))
+        layers = [*layers, *[layers[0]] * (SLOTS - len(layers))]  # fills all slots
+        self.weight = nn.Parameter(torch.stack([layer.weight.detach() for layer in layers]))
+        self.bias = nn.Parameter(torch.stack([layer.bias.detach() for layer in layers])[:, None])
 
     def losses(
         self, inputs: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor
@@ -68,28 +64,27 @@ class Slots(nn.Module):
         return (each.view_as(weights) * weights).sum(1)
 
 
-def train_together(
-    shards: Sequence[Shard], settings: TeacherConfig, optimiser: MakeOptimiser
-) -> list[list[torch.Tensor]]:
+def train_together(shards: Sequence[Shard], settings: TeacherConfig) -> list[list[torch.Tensor]]:
     """Train the layers of at most SLOTS shards; return the losses of each one's steps.
 
     Each layer ends with the same bits whatever the other shards hold (see `slots_agree`).
     """
     slots = Slots([shard.layer for shard in shards])
+    steps = [number_of_steps(len(shard.labels), settings) for shard in shards]
     losses: list[list[torch.Tensor]] = [[] for _ in shards]
-    batches = _batches(shards, settings.batch_size)
-    for step, every in enumerate(_descend(slots, batches, optimiser(slots, settings))):
+    every_batch = _batches(shards, steps, settings.batch_size)
+    for step, every in enumerate(_descend(slots, every_batch, settings)):
         for slot, shard in enumerate(shards):
-            if step < shard.steps:
+            if step < steps[slot]:
                 losses[slot].append(every[slot])
-            if step + 1 == shard.steps:  # later steps of this slot are not used
+            if step + 1 == steps[slot]:  # later steps of this slot are not used
                 shard.layer.load_state_dict(
                     {"weight": slots.weight[slot], "bias": slots.bias[slot, 0]}
                 )
     return losses
 
 
-def slots_agree(layer: nn.Linear, settings: TeacherConfig, optimiser: MakeOptimiser) -> bool:
+def slots_agree(layer: nn.Linear, settings: TeacherConfig) -> bool:
     """Return whether a slot's steps have the same bits in every slot and among any others.
 
     It is determined once per process, threads, settings and shape: by two steps from the weights
@@ -100,7 +95,7 @@ def slots_agree(layer: nn.Linear, settings: TeacherConfig, optimiser: MakeOptimi
         slots, results = Slots([layer] * SLOTS), []
         classes = (labels[:, None] + torch.arange(records.shape[1])) % layer.out_features
         batch = records, classes, torch.full(classes.shape, 1 / records.shape[1])
-        for losses in _descend(slots, [batch] * 2, optimiser(slots, settings)):
+        for losses in _descend(slots, [batch] * 2, settings):
             # Steps of Adam hide small differences of gradients.
             gradients = [each.grad.clone() for each in slots.parameters() if each.grad is not None]
             results += [losses, *gradients, *(each.detach().clone() for each in slots.parameters())]
@@ -114,9 +109,10 @@ def slots_agree(layer: nn.Linear, settings: TeacherConfig, optimiser: MakeOptimi
 
 
 def _descend(
-    slots: Slots, batches: Iterable[Batch], optimiser: torch.optim.Optimizer
+    slots: Slots, batches: Iterable[Batch], settings: TeacherConfig
 ) -> Iterator[torch.Tensor]:
     """Take a step for each batch, and yield the (SLOTS,) losses before it."""
+    optimiser = make_optimiser(slots, settings)
     for batch in batches:
         losses = slots.losses(*batch)
         optimiser.zero_grad()
@@ -125,14 +121,15 @@ def _descend(
         yield losses.detach()
 
 
-def _batches(shards: Sequence[Shard], size: int) -> Iterator[Batch]:
+def _batches(shards: Sequence[Shard], steps: Sequence[int], size: int) -> Iterator[Batch]:
     """Yield the batches of all steps; rows that a slot does not need are zeros of zero weight."""
-    for step in track("steps of a teacher", range(max(each.steps for each in shards))):
+    own = [batches_of(torch.arange(len(each.labels)), size, each.rng) for each in shards]
+    for step in track("steps of a teacher", range(max(steps))):
         inputs = torch.zeros(SLOTS, size, shards[0].inputs.shape[1])
         labels, weights = torch.zeros(SLOTS, size, dtype=torch.int64), torch.zeros(SLOTS, size)
         for slot, shard in enumerate(shards):
-            if step < shard.steps:
-                chosen = next(shard.batches)
+            if step < steps[slot]:
+                chosen = next(own[slot])
                 inputs[slot, : len(chosen)] = shard.inputs[chosen]
                 labels[slot, : len(chosen)] = shard.labels[chosen]
                 weights[slot, : len(chosen)] = 1 / len(chosen)

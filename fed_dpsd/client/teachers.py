@@ -31,11 +31,8 @@ from fed_dpsd.client.learning import (
     ShardLearner,
     Watch,
     added_loss,
-    batches_of,
     digest_of_shard,
     last_images,
-    make_optimiser,
-    number_of_steps,
     places_of_patients,
     read_shard,
     reporting_steps,
@@ -441,10 +438,10 @@ class Teachers:
         layer = self._untrained(0).classifier
         large = layer.in_features * config.teacher.batch_size > LARGEST
         with torch_threads(config.threads_client):
-            return not large and slots_agree(layer, config.teacher, make_optimiser)
+            return not large and slots_agree(layer, config.teacher)
 
     def _train_together(self, first: int) -> None:
-        """Train a shard's teacher and those of later shards that the cache lacks."""
+        """Train a shard's teacher, and later shards' teachers that the cache lacks."""
         later = (
             shard
             for shard in self._numbers[first + 1 :]
@@ -453,7 +450,7 @@ class Teachers:
         group = [first, *itertools.islice(later, SLOTS - 1)]
         teachers = [self._untrained(shard) for shard in group]
         learning = [self._linear_shard(*each) for each in zip(teachers, group, strict=True)]
-        losses = train_together(learning, self._config.teacher, make_optimiser)
+        losses = train_together(learning, self._config.teacher)
         for shard, teacher, own in zip(group, teachers, losses, strict=True):
             self.watch.check_losses(own, shard)
             self.watch.check(teacher, shard)
@@ -461,14 +458,12 @@ class Teachers:
             self._new[shard] = teacher
 
     def _linear_shard(self, teacher: Classifier, shard: int) -> Shard:
-        """Return what a teacher of fixed features learns from, in the order that `_train` has."""
-        settings, count = self._config.teacher, len(self._shards[shard])
+        """Return what a teacher of fixed features learns from; `_train` draws the same batches."""
         layer, inputs, labels = read_shard(teacher, self._shards[shard], self._training)
         assert isinstance(layer, nn.Linear)
-        purpose = f"{self._role} batches"
-        rng = Streams(settings.seed).torch(purpose, client=self._client, query_id=shard)
-        batches = batches_of(torch.arange(count), settings.batch_size, rng)
-        return Shard(layer, inputs, labels, number_of_steps(count, settings), batches)
+        seeds, purpose = Streams(self._config.teacher.seed), f"{self._role} batches"
+        rng = seeds.torch(purpose, client=self._client, query_id=shard)
+        return Shard(layer, inputs, labels, rng)
 
     def _load(self, shard: int, path: Path) -> Classifier | None:
         """Return a cached teacher; None if it is damaged or was trained on another input."""

@@ -58,5 +58,6 @@ class LocalFederation(HostedFederation):
         All clients are opened now, so that an error names the right one.
         """
         sites = [self._sites[client] for client in clients]
-        kinds = set(map(self.experiment.config.architecture, clients))
-        return (image for site in sites if len(kinds) == 1 for image in site.sensitive_unread())
+        if len(set(map(self.experiment.config.architecture, clients))) > 1:
+            return iter(())
+        return (image for site in sites for image in site.sensitive_unread())

@@ -151,10 +151,10 @@ def _shared_features(
     Features of single images are kept, so that thousands of clients with few images need few
     batches.
     """
+    kind = *model.features_key, device, batch.shape[1:]
 
     def key(image: NDArray[np.uint8]) -> tuple[object, ...]:
-        digest = hashlib.blake2b(image.tobytes(), digest_size=16).digest()
-        return *model.features_key, device, image.shape, digest
+        return *kind, hashlib.blake2b(image.tobytes(), digest_size=16).digest()
 
     keys = [key(image) for image in batch]
     new = {each: image for each, image in zip(keys, batch, strict=True) if each not in _rows}

@@ -31,14 +31,15 @@ def shard(settings, count, seed):
         layer.bias.zero_()
     inputs = torch.randn(count, 20, generator=rng)
     labels = torch.randint(10, (count,), generator=rng)
-    steps = number_of_steps(count, settings)
-    return Shard(layer, inputs, labels, steps, batches_of(torch.arange(count), 4, rng))
+    return Shard(layer, inputs, labels, rng)
 
 
 def alone(one, settings):
     """Train a shard step by step; return the losses."""
     optimiser, losses = make_optimiser(one.layer, settings), []
-    for _, chosen in zip(range(one.steps), one.batches, strict=False):
+    steps = range(number_of_steps(len(one.labels), settings))
+    batches = batches_of(torch.arange(len(one.labels)), 4, one.rng)
+    for _, chosen in zip(steps, batches, strict=False):
         loss = torch.nn.functional.cross_entropy(one.layer(one.inputs[chosen]), one.labels[chosen])
         losses.append(loss.detach())
         optimiser.zero_grad()
@@ -54,7 +55,7 @@ def test_a_shard_learns_what_it_learns_alone(small, optimiser):
     sizes = [1, 3, 4, 9, 30]
     assert len({number_of_steps(size, settings) for size in sizes}) > 1
     together, apart = ([shard(settings, n, n) for n in sizes] for _ in range(2))
-    losses = train_together(together, settings, make_optimiser)
+    losses = train_together(together, settings)
     for one, other, own in zip(together, apart, losses, strict=True):
         before = other.layer.weight.detach().clone()
         expected = alone(other, settings)
@@ -68,13 +69,13 @@ def test_a_shard_learns_what_it_learns_alone(small, optimiser):
 
 def test_a_shard_ends_with_the_same_bits_in_every_slot_and_among_any_others(small):
     settings = small("teacher.batch_size=4").config.teacher
-    assert slots_agree(shard(settings, 4, 0).layer, settings, make_optimiser)
+    assert slots_agree(shard(settings, 4, 0).layer, settings)
     every_one = [shard(settings, 2 + n % 9, n) for n in range(SLOTS)]
-    train_together(every_one, settings, make_optimiser)
+    train_together(every_one, settings)
     for own, order in ((30, (30, 3)), (7, (3, 7)), (19, (3, 19, 4))):
         few = {n: shard(settings, 2 + n % 9, n) for n in order}
         few[3].inputs.mul_(torch.inf)  # even if another one's records are not finite
-        train_together(list(few.values()), settings, make_optimiser)
+        train_together(list(few.values()), settings)
         assert torch.equal(few[own].layer.weight, every_one[own].layer.weight)
         assert torch.equal(few[own].layer.bias, every_one[own].layer.bias)
 
@@ -87,19 +88,19 @@ def test_slots_that_depend_on_one_another_are_found(small, monkeypatch, rate, op
     settings = small("teacher.batch_size=4", momentum, f"teacher.learning_rate={rate}").config
     layer, losses = shard(settings.teacher, 4, 0).layer, Slots.losses
     monkeypatch.setattr(shards, "_agree", {})
-    assert slots_agree(layer, settings.teacher, make_optimiser)
+    assert slots_agree(layer, settings.teacher)
 
     def mixed(self, inputs, *others):
         return losses(self, inputs + 1e-6 * inputs.roll(1, 0), *others)
 
     monkeypatch.setattr(shards, "_agree", {})
     monkeypatch.setattr(Slots, "losses", mixed)
-    assert not slots_agree(layer, settings.teacher, make_optimiser)
+    assert not slots_agree(layer, settings.teacher)
 
 
 @pytest.fixture
 def make(small):
-    """Makes the teachers of 300 digits, one image of which may be inverted."""
+    """Makes the teachers of 300 digits; one image may be inverted."""
 
     def teachers_of(*settings, changed=None):
         experiment = small(*PATE, *settings)

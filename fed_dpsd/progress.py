@@ -8,6 +8,7 @@ import contextlib
 import datetime
 import sys
 from collections.abc import Collection, Iterable, Iterator
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
@@ -16,6 +17,7 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
+from fed_dpsd.context import setting
 from fed_dpsd.errors import shown
 
 QUICK_SECONDS = 1.0  # shorter work has no bar
@@ -116,14 +118,9 @@ class Work:
             self._display.end(self._task)
 
 
-@contextlib.contextmanager
-def listening(display: Display | None) -> Iterator[None]:
+def listening(display: Display | None) -> AbstractContextManager[None]:
     """Show all work of this block on a display; None shows none of it."""
-    token = _display.set(display)
-    try:
-        yield
-    finally:
-        _display.reset(token)
+    return setting(_display, display)
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ import hashlib
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any, Literal
 
@@ -23,6 +24,7 @@ from torch.optim.optimizer import (
 )
 
 from fed_dpsd.config import Config, TeacherConfig
+from fed_dpsd.context import setting
 from fed_dpsd.data.intake import Records
 from fed_dpsd.errors import Diverged
 from fed_dpsd.methods.method import TrainingLoss
@@ -234,17 +236,12 @@ def read_shard(
     return model, inputs.unflatten(0, places.shape), labels
 
 
-@contextlib.contextmanager
-def sharing_batches(images: Iterable[NDArray[np.uint8]]) -> Iterator[None]:
+def sharing_batches(images: Iterable[NDArray[np.uint8]]) -> AbstractContextManager[None]:
     """Let `read_shard` fill incomplete batches in this block with images that it reads later.
 
     All must be read by one kind of our networks on fixed features.
     """
-    token = _others.set(iter(images))
-    try:
-        yield
-    finally:
-        _others.reset(token)
+    return setting(_others, iter(images))
 
 
 def last_images(records: Records, training: Training) -> NDArray[np.uint8]:

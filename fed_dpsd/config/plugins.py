@@ -15,6 +15,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from types import ModuleType
 
+from fed_dpsd.context import setting
 from fed_dpsd.errors import ConfigError
 from fed_dpsd.storage import conf_folder
 
@@ -111,11 +112,8 @@ def search_plugins(packages: Sequence[str]) -> Iterator[None]:
         folders.append(conf)
     if problems:
         raise ConfigError(problems)
-    token = _searched.set(tuple(folders[1:]))
-    try:
+    with setting(_searched, tuple(folders[1:])):
         yield
-    finally:
-        _searched.reset(token)
 
 
 @contextlib.contextmanager
@@ -125,11 +123,8 @@ def with_experiment(text: str, name: str) -> Iterator[None]:
         file = Path(folder) / "experiment" / f"{name}.yaml"
         file.parent.mkdir()
         file.write_text(text)
-        token = _own.set((Path(folder),))
-        try:
+        with setting(_own, (Path(folder),)):
             yield
-        finally:
-            _own.reset(token)
 
 
 def conf_folders() -> tuple[Path, ...]:

@@ -15,6 +15,7 @@ import math
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Literal
@@ -26,6 +27,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from fed_dpsd.context import setting
 from fed_dpsd.models import procedural, torch_threads
 from fed_dpsd.storage import Unwritable, write_together
 
@@ -40,28 +42,18 @@ _remembering: ContextVar[Remembering] = ContextVar("remembering", default="asked
 _by_batch: ContextVar[bool] = ContextVar("by_batch", default=True)
 
 
-@contextlib.contextmanager
-def feature_cache(images: Remembering) -> Iterator[None]:
+def feature_cache(images: Remembering) -> AbstractContextManager[None]:
     """Use the cache for `images` in this block; "nothing" disables caching.
 
     Features of records and of requested images are cached separately, because the time of a
     response must not reveal whether a requested image is a record.
     """
-    token = _remembering.set(images)
-    try:
-        yield
-    finally:
-        _remembering.reset(token)
+    return setting(_remembering, images)
 
 
-@contextlib.contextmanager
-def no_batch_cache() -> Iterator[None]:
+def no_batch_cache() -> AbstractContextManager[None]:
     """Cache no batch's features in this block; caches of single images' features remain."""
-    token = _by_batch.set(False)
-    try:
-        yield
-    finally:
-        _by_batch.reset(token)
+    return setting(_by_batch, False)
 
 
 def memory_for(images: torch.Tensor) -> Remembering:

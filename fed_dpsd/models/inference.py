@@ -1,10 +1,10 @@
 """Inference on images stored as bytes: pixels, features and probabilities."""
 
-import contextlib
 import hashlib
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from types import MappingProxyType
 from typing import Any, cast
@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from fed_dpsd.context import setting
 from fed_dpsd.errors import Diverged
 from fed_dpsd.models.classifiers import Classifier
 from fed_dpsd.models.fixed_features import joined, no_batch_cache
@@ -218,14 +219,9 @@ class Images:
         return self._features[key]
 
 
-@contextlib.contextmanager
-def sharing_images() -> Iterator[None]:
+def sharing_images() -> AbstractContextManager[None]:
     """Let `images_of` return the same `Images` for the same array in this block."""
-    token = _shared.set({})
-    try:
-        yield
-    finally:
-        _shared.reset(token)
+    return setting(_shared, {})
 
 
 def images_of(images: NDArray[np.uint8]) -> Images:

@@ -110,42 +110,20 @@ def cnn(shape: tuple[int, ...], num_classes: int, width: int) -> Classifier:
     return Classifier(backbone, 2 * width * (shape[1] // 4) ** 2, num_classes)
 
 
-def cnn_tanh(shape: tuple[int, ...], num_classes: int, width: int) -> Classifier:
-    """Build a network with large strides and bounded activations, which suits DP-SGD's clipping.
-
-    The design follows Papernot et al.: "Tempered Sigmoid Activations for Deep Learning with
-    Differential Privacy", arXiv 2007.14191.
-    """
-    layers: list[nn.Module] = [nn.Conv2d(shape[0], width, 8, 2, 3), nn.Tanh(), nn.MaxPool2d(2, 1)]
-    layers += [nn.Conv2d(width, 2 * width, 4, 2, 1), nn.Tanh(), nn.Flatten()]
-    size = (shape[1] // 2 - 3) // 2 + 1
-    layers += [nn.Linear(2 * width * size**2, 2 * width), nn.Tanh()]
-    return Classifier(nn.Sequential(*layers), 2 * width, num_classes)
-
-
-class TemperedSigmoid(nn.Module):
-    """A scaled and shifted sigmoid of a scaled argument, here tanh.
+def cnn_tempered(shape: tuple[int, ...], num_classes: int, width: int) -> Classifier:
+    """Build a network with bounded activations, which suits DP-SGD's clipping.
 
     Papernot et al.: "Tempered Sigmoid Activations for Deep Learning with Differential Privacy",
-    arXiv 2007.14191.
-    """
-
-    def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Return 2 * sigmoid(2 * values) - 1."""
-        return 2 * torch.sigmoid(2 * values) - 1
-
-
-def cnn_tempered(shape: tuple[int, ...], num_classes: int, width: int) -> Classifier:
-    """Build the MNIST network of arXiv 2007.14191, where it has width 16; the padding is ours.
-
-    Smaller images are enlarged to 16 pixels, the smallest size that it accepts.
+    arXiv 2007.14191, use it on MNIST, with width 16; the padding is ours. Their sigmoid with scale
+    2, temperature 2 and offset 1 is tanh. Smaller images are enlarged to 16 pixels, the smallest
+    size that it accepts.
     """
     size = max(shape[1], 16)
     layers: list[nn.Module] = [nn.Upsample(size)] if shape[1] < size else []
-    layers += [nn.Conv2d(shape[0], width, 8, 2, 3), TemperedSigmoid(), nn.MaxPool2d(2, 1)]
-    layers += [nn.Conv2d(width, 2 * width, 4, 2), TemperedSigmoid(), nn.MaxPool2d(2, 1)]
+    layers += [nn.Conv2d(shape[0], width, 8, 2, 3), nn.Tanh(), nn.MaxPool2d(2, 1)]
+    layers += [nn.Conv2d(width, 2 * width, 4, 2), nn.Tanh(), nn.MaxPool2d(2, 1)]
     side = (size // 2 - 5) // 2
-    layers += [nn.Flatten(), nn.Linear(2 * width * side**2, 2 * width), TemperedSigmoid()]
+    layers += [nn.Flatten(), nn.Linear(2 * width * side**2, 2 * width), nn.Tanh()]
     return Classifier(nn.Sequential(*layers), 2 * width, num_classes)
 
 
@@ -263,18 +241,9 @@ def mobilenet(shape: tuple[int, ...], num_classes: int, width: int) -> Classifie
     return Classifier(backbone, 576, num_classes)
 
 
-def squeezenet(shape: tuple[int, ...], num_classes: int, width: int) -> Classifier:
-    """Build torchvision's SqueezeNet 1.1; its first stride is 1 for small images."""
-    whole = _torchvision().squeezenet1_1()
-    stride = 1 if shape[1] < LARGE else 2
-    whole.features[0] = nn.Conv2d(shape[0], 64, 3, stride, padding=1)
-    backbone = nn.Sequential(whole.features, nn.AdaptiveAvgPool2d(1), nn.Flatten())
-    return Classifier(backbone, 512, num_classes)
-
-
 # Architectures that DP-SGD cannot train: BatchNorm mixes the records of a batch, so no bound holds
 # for a single record, and Opacus cannot separate the gradients of layers that work in place.
-NO_DP_SGD = ("cnn_bn", "resnet9", "resnet18", "mobilenet", "squeezenet", *GROUP_FORMS)
+NO_DP_SGD = ("cnn_bn", "resnet9", "resnet18", "mobilenet", *GROUP_FORMS)
 
 LARGE = 64  # pixels a side, from which networks reduce an image early
 
@@ -286,8 +255,8 @@ _group_norm = functools.partial(nn.GroupNorm, 1)
 CLASSIFIERS: dict[str, Build] = {
     build.__name__: build
     for build in (
-        *(cnn, cnn_bn, cnn_tanh, cnn_tempered, cnn3, cnn_datalens, lenet, mlp),
-        *(scattering, patches, pretrained, resnet9, resnet9_gn, resnet18, mobilenet, squeezenet),
+        *(cnn, cnn_bn, cnn_tempered, cnn3, cnn_datalens, lenet, mlp),
+        *(scattering, patches, pretrained, resnet9, resnet9_gn, resnet18, mobilenet),
     )
 }
 CLASSIFIERS |= {

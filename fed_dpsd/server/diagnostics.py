@@ -8,10 +8,8 @@ from numpy.typing import NDArray
 
 from fed_dpsd.experiment import Experiment
 from fed_dpsd.methods.class_counts import normalise_rows, pool_odds
-from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 from fed_dpsd.server.federation import HostedFederation
 from fed_dpsd.server.metrics import METRICS, accuracy
-from fed_dpsd.streams import Streams
 
 
 def diagnose(
@@ -23,19 +21,16 @@ def diagnose(
     """Return exact scores of the clients, of the mean of all probabilities and of the vote.
 
     If class counts are known, there are also scores of the weighted ensemble, which students learn
-    from. The vote is the teachers' most frequent class. The answered vote is the most frequent
-    randomised response; it has a score if responses do not depend on a student's top k.
+    from. The vote is the teachers' most frequent class.
 
     Clients are added one by one, so memory does not grow with their number; only `pooling: odds`
     needs all of them at once.
     """
     num_classes = experiment.config.data.num_classes
     pooled = getattr(experiment.method, "pooling", "mean") == "odds"
-    response, rng = _response(experiment), Streams(experiment.config.seed).numpy("diagnostic vote")
-
     teachers = 0
     total = np.zeros((len(labels), num_classes), np.float32)
-    weighted, votes, answered = (np.zeros((len(labels), num_classes)) for _ in range(3))
+    weighted, votes = (np.zeros((len(labels), num_classes)) for _ in range(2))
     clients: dict[int, NDArray[np.float32]] = {}  # the sums of each client's teachers
     scores: dict[str, dict[str, Any]] = {name: {"clients": []} for name in METRICS}
     for client, values in enumerate(federation.diagnose()):
@@ -46,10 +41,6 @@ def diagnose(
         for probabilities in own:
             total += probabilities
             votes += np.eye(num_classes)[probabilities.argmax(1)]
-            if response:
-                uniform = np.full(probabilities.shape, 1 / num_classes, np.float32)
-                law = response.constrain_sensitivity(probabilities, uniform)
-                answered += response.add_noise(law[None], uniform, rng)
         teachers += len(own)
         if client in weights and pooled:
             clients[client] = own.sum(0)
@@ -63,14 +54,4 @@ def diagnose(
             ensemble = pool_odds(clients, weights) if pooled else normalise_rows(weighted)
             scores[name]["weighted_ensemble"] = metric(ensemble, labels)
     scores["accuracy"]["vote"] = accuracy(votes, labels)
-    if response:
-        scores["accuracy"]["answered_vote"] = accuracy(answered, labels)
     return scores
-
-
-def _response(experiment: Experiment) -> TopKRandomizedResponse | None:
-    """Return the randomised response if it does not depend on a student's predictions."""
-    answers, num_classes = experiment.answers, experiment.config.data.num_classes
-    if not isinstance(answers, TopKRandomizedResponse) or answers.threshold is not None:
-        return None
-    return answers if answers.k in (None, num_classes) else None

@@ -20,7 +20,7 @@ from fed_dpsd.server.charge_log import ChargeLog
 from fed_dpsd.server.metrics import METRICS
 from fed_dpsd.storage import client_name, run_name, shown_path, write_json
 
-OF_TEACHERS = ("ensemble", "weighted_ensemble", "clients", "vote", "answered_vote")
+OF_TEACHERS = ("ensemble", "weighted_ensemble", "clients", "vote")
 ANSWERS = ("forward_answers", "backward_answers")  # answers of teachers: images times teachers
 TRAVELLED = ("bytes_to_clients", "bytes_to_server")
 MOST_NAMED = 5  # clients in a line on a round
@@ -43,7 +43,6 @@ def blank_summary(experiment: Experiment, engine: str) -> dict[str, Any]:
             "weighted_ensemble": None,
             "clients": None,
             "vote": None,
-            "answered_vote": None,
             "evaluated_on": None,
             "covered_by_epsilon": False,
         },

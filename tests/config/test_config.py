@@ -119,7 +119,7 @@ BAD_VALUES = [
     ),
     (
         "model.teacher=resnet18 training=dp_sgd",
-        "the layers of this network mix records; use cnn, or another of: cnn, cnn_tanh",
+        "the layers of this network mix records; use cnn, or another of: cnn, cnn_tempered",
     ),
     (
         "model.teacher=mlp training=dp_sgd training.steps=30000000",

@@ -31,7 +31,7 @@ SUMMARY = {
     **{"num_clients": 3, "seed": 0, "engine": "local", "student_sha256": "ab12"},
     "accuracy": {
         **{"student": 0.75, "ensemble": 0.9, "weighted_ensemble": None, "vote": 0.85},
-        **{"clients": [0.5, 0.6, None], "answered_vote": None, "covered_by_epsilon": True},
+        **{"clients": [0.5, 0.6, None], "covered_by_epsilon": True},
         "evaluated_on": "40 test images of digits, taken as public in a simulation",
     },
     "auroc": {"student": 0.8, "ensemble": 0.9, "weighted_ensemble": None, "clients": [0.7, 0.8, 1]},

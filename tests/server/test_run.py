@@ -74,7 +74,6 @@ def test_what_a_run_leaves_behind(straight):
     scores = scores_of(summary, "accuracy")
     assert len(scores["clients"]) == 2
     assert all(0 <= scores[name] <= 1 for name in ("ensemble", "vote"))
-    assert scores["answered_vote"] == pytest.approx(scores["vote"], abs=0.02)
     assert summary["diagnostics"]["records_of_largest_client"] == max(
         map(len, partitions(open_run_folder(folder)))
     )
@@ -192,15 +191,6 @@ def test_a_summary_without_simulation_has_no_exact_accuracies(small):
         scores = scores_of(summary, metric)
         assert all(scores.get(role) is None for role in OF_TEACHERS)
         assert scores["student"] is not None
-
-
-def test_the_answered_vote_shows_what_the_noise_does(small):
-    """Two votes at epsilon 0 are coins of ten sides: right once in ten; 360 images, 5 errors."""
-    _, summary, _ = complete(small("answers.epsilon_per_answer=0", "rounds=1"))
-    answered = scores_of(summary, "accuracy")["answered_vote"]
-    assert answered == pytest.approx(0.1, abs=5 * (0.09 / 360) ** 0.5)
-    _, summary, _ = complete(small("training=plain", "answers=probabilities", "rounds=1"))
-    assert scores_of(summary, "accuracy")["answered_vote"] is None
 
 
 @pytest.mark.slow

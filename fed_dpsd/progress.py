@@ -84,10 +84,11 @@ class Display(progress.Progress):
         if not text and self.disable and due:
             tasks = [task for task in self.tasks if task.visible]
             parts = [f"{t.completed:,} of {t.total:,} {t.description}" for t in tasks]
-            known = next((task for task in tasks if task.time_remaining), None)
-            if known and known.time_remaining:
-                left = datetime.timedelta(seconds=known.time_remaining)
-                which = "" if len(tasks) == 1 else f" for the {known.description}"
+            # The outer work ends last; but its last part may take longer than its earlier ones.
+            seconds, known = max((task.time_remaining or 0, task.description) for task in tasks)
+            if seconds:
+                left = datetime.timedelta(seconds=seconds)
+                which = "" if len(tasks) == 1 else f" for the {known}"
                 parts.append(f"about {left} left{which}")
             text = ", ".join(parts)
         if text:

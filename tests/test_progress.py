@@ -111,7 +111,8 @@ def test_a_line_names_all_work_under_way(clock):
         for _ in track("steps of the student", range(20)):
             clock.now += 1
     assert lines(out)[2:] == [
-        "2 of 3 rounds, 10 of 20 steps of the student, about 0:00:05 left for the rounds",
+        "2 of 3 rounds, 10 of 20 steps of the student, about 0:00:10 left for the steps of the "
+        "student",  # five seconds would be left if the last round took as long as the others
         "2 of 3 rounds, 20 of 20 steps of the student, about 0:00:05 left for the rounds",
     ]
 

@@ -54,6 +54,7 @@ def measure(folder: Path, data: Path, seed: int) -> list[dict[str, Any]]:
         found = versions()
         rows.append(
             {
+                "experiment": "mnist_dp_teacher",
                 "seed": seed,
                 "images": size,
                 "record_add_remove": source.privacy.epsilon("record", "add_remove").value,

@@ -13,13 +13,13 @@ The words after `--` are overrides of `fed-dpsd run`.
 """
 
 import argparse
-import csv
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import torch
 from numpy.typing import NDArray
 from torch import nn
@@ -53,10 +53,7 @@ def main() -> None:
     for seed in options.seeds.split(","):
         rows.append(measure([*overrides, f"seed={seed}"]))
         print(rows[-1])
-        with options.csv.open("w", newline="") as file:
-            writer = csv.DictWriter(file, rows[0], lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
+        pandas.DataFrame(rows).to_csv(options.csv, index=False, lineterminator="\n")
 
 
 def measure(overrides: Sequence[str]) -> dict[str, Any]:

@@ -7,10 +7,11 @@ its student's labels, and trains a CNN on them, with the run's seed.
 """
 
 import argparse
-import csv
 import tempfile
 from pathlib import Path
 from typing import Any
+
+import pandas
 
 import fed_dpsd
 from fed_dpsd.server.run_folder import versions
@@ -32,10 +33,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             rows += measure(Path(folder), options.data.absolute(), int(seed))
         print(rows[-len(SIZES) :])
-        with options.csv.open("w", newline="") as file:
-            writer = csv.DictWriter(file, rows[0], lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
+        pandas.DataFrame(rows).to_csv(options.csv, index=False, lineterminator="\n")
 
 
 def measure(folder: Path, data: Path, seed: int) -> list[dict[str, Any]]:
@@ -44,14 +42,13 @@ def measure(folder: Path, data: Path, seed: int) -> list[dict[str, Any]]:
     source = fed_dpsd.run(
         *SOURCE, f"data.path={data}", f"out={folder / 'source'}", *common, progress=False
     )
-    rows = []
+    rows, found = [], versions()
     for size in SIZES:
         drawn = folder / f"{size}"
         source.synthesize(size, drawn / "train.parquet", labels=True)
         (drawn / "test.parquet").symlink_to(data / "test.parquet")
         out = f"out={folder / f'cnn{size}'}"
         cnn = fed_dpsd.run(*CNN, f"data.path={drawn}", out, *common, progress=False)
-        found = versions()
         rows.append(
             {
                 "experiment": "mnist_dp_teacher",

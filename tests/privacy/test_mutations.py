@@ -128,11 +128,11 @@ def counts(mechanism):
 
 OF_ANSWERS = [
     (planted.truthful, answers(LABEL)),
-    (planted.lies_half_as_often, answers(LABEL)),
+    (planted.lies_half_as_often, answers(LABEL, 5_000)),
     (planted.one_key, answers(GRADIENT)),
     (planted.asks_share_noise, answers(GRADIENT)),
     (planted.rows_share_noise, answers(GRADIENT)),
-    (planted.rows_share_a_draw, answers(LABEL)),
+    (planted.rows_share_a_draw, answers(LABEL, 5_000)),
     (planted.unnoised(slice(2, None)), answers(GRADIENT)),
     (planted.unnoised(slice(2, None)), answers(LAPLACE)),
     (planted.unnoised(slice(9, None)), answers(GRADIENT, 5_000)),
@@ -140,7 +140,7 @@ OF_ANSWERS = [
     (planted.half_scale, answers(VOTES)),
     (planted.rounded_to_zero, answers(GRADIENT)),
     (planted.rounded_to_zero, answers(LAPLACE)),
-    (planted.laplace_of_half_the_units, answers(LAPLACE)),
+    (planted.laplace_of_half_the_units, answers(LAPLACE, 10_000)),
     (planted.not_normalised, answers(GRADIENT)),
     (planted.counted_twice, answers(VOTES)),
     (planted.sensitivity_of_an_added_vote, answers(VOTES, 5_000)),

@@ -2,10 +2,10 @@
 
     python benchmarks/bench.py local flower --out bench.json -- data=mnist data.path=mnist
 
-A row is an engine of `fed-dpsd run` (`local`, `flower`) or FedAVG in another simulator: `fedavg` is
-Flower's own strategy; `pfl` and `fluke` need `--peers FOLDER`, with environments FOLDER/pfl
-(pfl[pytorch]==0.6.0) and FOLDER/fluke (fluke-fl==0.8.1) that have the same torch. All else after
-`--` is an override of `fed-dpsd run`. `--show FILE` prints a result as a table.
+A row is an engine of `fed-dpsd run` (`local`, `flower`), `fed-dpsd rehearse`, or FedAVG in another
+simulator: `fedavg` is Flower's own strategy; `pfl` and `fluke` need `--peers FOLDER`, with
+environments FOLDER/pfl (pfl[pytorch]==0.6.0) and FOLDER/fluke (fluke-fl==0.8.1) that have the same
+torch. All else after `--` is an override of the command. `--show FILE` prints a result as a table.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from fed_dpsd.methods.fedavg import FedAVG
 from fed_dpsd.report.tables import markdown_table
 from fed_dpsd.server.run_folder import versions
 
-ENGINES = ("local", "flower")
+OWN = ("local", "flower", "rehearse")
 PEERS = {"fedavg": "flower_fedavg.py", "pfl": "pfl_research.py", "fluke": "fluke_fl.py"}
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 COLUMNS = {  # column of the table: key of a repetition, factor
@@ -46,7 +46,7 @@ COLUMNS = {  # column of the table: key of a repetition, factor
 def main() -> None:
     """Run the rows and write the result, or show one."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("rows", nargs="*", help=f"of {', '.join((*ENGINES, *PEERS))}")
+    parser.add_argument("rows", nargs="*", help=f"of {', '.join((*OWN, *PEERS))}")
     parser.add_argument("--clients", default="", help="numbers of clients, such as 10,1000")
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--peers", type=Path, help="the folder of the simulators' environments")
@@ -56,8 +56,8 @@ def main() -> None:
     end = words.index("--") if "--" in words else len(words)
     options, overrides = parser.parse_args(words[:end]), words[end + 1 :]
     if not options.show:
-        if unknown := [row for row in options.rows if row not in (*ENGINES, *PEERS)]:
-            parser.error(f"{unknown[0]!r} is not one of {', '.join((*ENGINES, *PEERS))}")
+        if unknown := [row for row in options.rows if row not in (*OWN, *PEERS)]:
+            parser.error(f"{unknown[0]!r} is not one of {', '.join((*OWN, *PEERS))}")
         bench(options, overrides)
     print(markdown_table(table(json.loads((options.show or options.out).read_text()))))
 
@@ -156,8 +156,10 @@ def run(
             result = json.loads((folder / "result.json").read_text())
             return cost | {key: result[key] for key in ("rounds_seconds", "accuracy")}
         shutil.copytree(prepared / "cache", folder / "cache")
-        places = [f"out={folder}/runs", f"cache={folder}/cache"]
-        cost = watch(["fed-dpsd", "run", "--engine", row, *overrides, *places])
+        command = ["run", "--engine", row, f"out={folder}/runs", f"cache={folder}/cache"]
+        if row == "rehearse":
+            command = ["rehearse", "--out", f"{folder}/runs"]
+        cost = watch(["fed-dpsd", *command, *overrides])
         (summary,) = (folder / "runs").glob("*/summary.json")
         found = json.loads(summary.read_text())
         own = {"rounds_seconds": found["seconds"]["rounds"], "queries": found["queries"]}

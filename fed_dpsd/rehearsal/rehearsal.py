@@ -152,8 +152,17 @@ class Rehearsal:
         return self.site(number).parent / "node_key"
 
     def start_superlink(self) -> None:
-        """Start the coordinator's SuperLink, and wait until it listens."""
+        """Start the coordinator's SuperLink, and wait until it listens.
+
+        Raises:
+            UserError: another process listens at its port, or it does not start.
+        """
         home, certificates = self.folder / COORDINATOR, self.folder / "certificates"
+        if self._listening():
+            raise UserError(
+                f"another process listens at port {PORT}, such as the SuperLink of another "
+                "rehearsal or deployment; stop it (`ss -ltnp` names it)"
+            )
         self._spawn(
             COORDINATOR,
             *("flower-superlink", "--host", self.listens_on, "--port", str(PORT)),
@@ -164,11 +173,17 @@ class Rehearsal:
             "--disable-runtime-dependency-installation",
         )
         deadline = time.monotonic() + START_SECONDS
-        probe = f"import socket; socket.create_connection(('127.0.0.1', {PORT}), 2)"
-        while _run(*self.command_on(COORDINATOR, "python3", "-c", probe), check=False).returncode:
+        while not self._listening():
             if time.monotonic() > deadline or self._processes[COORDINATOR].poll() is not None:
                 raise UserError(f"the SuperLink did not start; see {home}/log")
             time.sleep(0.3)
+
+    def _listening(self) -> bool:
+        """Return whether a process listens at the SuperLink's port."""
+        probe = f"import socket; socket.create_connection(('127.0.0.1', {PORT}), 2)"
+        return not _run(
+            *self.command_on(COORDINATOR, "python3", "-c", probe), check=False
+        ).returncode
 
     def start_hospital(self, number: int) -> None:
         """Start a hospital's SuperNode."""

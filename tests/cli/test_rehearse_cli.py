@@ -1,6 +1,7 @@
 """`fed-dpsd rehearse`, with stubs for hosts and processes: what it shows and prints."""
 
 import shutil
+import socket
 from types import SimpleNamespace
 
 import pytest
@@ -88,3 +89,13 @@ def test_a_hospital_that_is_not_registered_ends_the_rehearsal(tmp_path):
         rehearsal.Rehearsal._register(stub, 1)
     answer["success"] = True
     rehearsal.Rehearsal._register(stub, 1)
+
+
+def test_a_port_that_another_process_has_is_refused_before_anything_starts(tmp_path, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        monkeypatch.setattr(rehearsal, "PORT", other.getsockname()[1])
+        stub = SimpleNamespace(folder=tmp_path, command_on=lambda host, *command: [*command])
+        stub._listening = lambda: rehearsal.Rehearsal._listening(stub)
+        with pytest.raises(UserError, match=f"listens at port {rehearsal.PORT}, .*; stop it"):
+            rehearsal.Rehearsal.start_superlink(stub)
+    assert not stub._listening()

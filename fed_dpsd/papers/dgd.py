@@ -129,6 +129,18 @@ class DGD(Method):
             )
         return problems
 
+    def warnings(self, config: Config, training: Training, answers: Mechanism) -> list[str]:
+        """Also warn if the generator makes most images, which teach little."""
+        found = super().warnings(config, training, answers)
+        if sum(self.fractions.values()) < 0.5:
+            found.append(
+                f"method={self.name}: its generator makes most images, which teach little "
+                "(results/family.md), so expect a student far below its teachers; use "
+                "method.generator_steps=0 method.areas_fraction=0.5 method.lines_fraction=0.5 and "
+                "more queries_per_round"
+            )
+        return found
+
     def plan(self, context: PublicContext) -> Plan:
         """Return one client's stages: one baseline, if needed, and an answer per query."""
         before = (Stage(BaselineWeights(self.baseline), 1, 1),) if self.generator_steps else ()

@@ -145,6 +145,15 @@ def test_what_it_cannot_do_is_refused_before_data_are_read(small):
     assert not not_refused(small, table, *PLAIN)
 
 
+def test_images_of_its_generator_warn_and_procedural_ones_do_not(small):
+    def far_below(*overrides):
+        return "its generator makes most images" in "".join(small(*PLAIN, *overrides).warnings)
+
+    assert far_below()
+    assert far_below("method.areas_fraction=0.25", "method.lines_fraction=0.2")
+    assert not far_below("method.areas_fraction=0.25", "method.lines_fraction=0.25")
+
+
 def test_a_baseline_is_private_only_where_its_training_is(small):
     private = small(*PAID).method.baseline
     event = BaselineWeights(private).event("record", "replace_one")

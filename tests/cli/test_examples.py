@@ -4,6 +4,7 @@ import io
 import re
 import shlex
 import shutil
+import tempfile
 
 import numpy as np
 import pyarrow
@@ -151,6 +152,9 @@ def rehearsed(monkeypatch, tmp_path):
 
     monkeypatch.setattr("fed_dpsd.rehearsal.rehearsal.Rehearsal", Stub)
     monkeypatch.setattr(rehearse, "_run", finished)
+    with tempfile.TemporaryDirectory() as short:  # a hospital's socket needs a short path
+        monkeypatch.chdir(short)
+        yield
 
 
 # The beginning of an example: the fixture that it needs, and what is typed after it.
@@ -174,7 +178,7 @@ NEEDS = {
     "fed-dpsd rehearse": ("rehearsed", ()),
     "fed-dpsd site init": ("", ()),
     "fed-dpsd site key": ("site", ()),
-    "fed-dpsd site check": ("site", ("training.steps=3",)),
+    "fed-dpsd site check": ("site", ("num_clients=2", "training.steps=3")),
     "fed-dpsd site serve": ("node", ()),
     "fed-dpsd site list": ("members", ()),
     "fed-dpsd site revoke": ("members", ()),

@@ -13,6 +13,7 @@ import pytest
 from fed_dpsd.accounts.words import NO_SECRET_NOTE
 from fed_dpsd.config.compose import compose
 from fed_dpsd.experiment import set_up
+from fed_dpsd.privacy.epsilon import rounded_up
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 from fed_dpsd.progress import listening
 from fed_dpsd.server.run_folder import new_run_folder
@@ -120,7 +121,7 @@ def test_ledger_prints_what_each_client_has_spent_and_by_whom_it_is_paid(fed_dps
         (row,) = [line.split() for line in out if line.startswith(f"client_00{number}")]
         assert row[2] == "192"
         for spent, proven in zip(row[3:5], summary["privacy"]["proven"], strict=False):
-            assert float(spent) == pytest.approx(proven["spent"], rel=2e-3)
+            assert spent == rounded_up(proven["spent"])
         assert row[5:] == ["nobody"]
     assert "replace_one" in "".join(out[:2])
     assert "delta 1e-05, rounded up; over the ledger's life, settings chosen in advance" in out[-2]

@@ -123,7 +123,7 @@ def test_a_check_counts_by_name_and_compares_classes_with_a_coordinators(fed_dps
     settings = yaml.safe_load(file.read_text())
     settings["files"]["labels"] = {str(label): names[label > 6] for label in range(10)}
     file.write_text(yaml.safe_dump(settings))
-    code, out, err = fed_dpsd("site", "check", str(file), *SMALL)
+    code, out, err = fed_dpsd("site", "check", str(file))
     assert (code, err) == (0, "")
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in out if "│" in line]
     assert rows == [
@@ -131,12 +131,12 @@ def test_a_check_counts_by_name_and_compares_classes_with_a_coordinators(fed_dps
         [names[1], "7, 8, 9", "12"],
     ]
     file.write_text(yaml.safe_dump(settings | {"delta": 0.025}))
-    code, _, err = fed_dpsd("site", "check", str(file), *SMALL)
+    code, _, err = fed_dpsd("site", "check", str(file))
     assert (code, "site.delta=0.025 must be below 1 / 40, the number of" in err) == (1, True)
     file.write_text(yaml.safe_dump(settings))
-    code, _, err = fed_dpsd("site", "check", str(file), *SMALL, "data.classes=[covid,normal]")
+    code, _, err = fed_dpsd("site", "check", str(file), *SMALL)
     assert code == 1
-    assert f"the hospital's classes are {names}, the experiment's are ['covid', 'normal']" in err
+    assert f"the hospital's classes are {names}, the experiment's are ['0', '1'," in err
     assert "only the hospital has" in err
 
 

@@ -17,6 +17,7 @@ from fed_dpsd.storage import conf_folder
 METHODS = sorted(path.stem for path in (conf_folder() / "method").glob("*.yaml"))
 TRAININGS = ("plain", "dp_sgd", "lp_2st")
 ANSWERS = ("label", "gradient", "noisy_max", "probabilities")
+OF_SUMS = ("clipped_gradients", "class_statistics")
 MARKS = (pytest.mark.slow, ())  # every other method composes some twenty experiments too
 SECRET = 0.123456  # a score of teachers, wherever it is printed
 
@@ -47,11 +48,11 @@ def combinations(small, method):
     """The experiments of a method that its settings allow."""
     pairs = itertools.product(TRAININGS, ANSWERS)
     typed = [(f"training={training}", f"answers={answers}") for training, answers in pairs]
-    gradients = "answers=clipped_gradients", "model=scattering"
-    own = (), (f"training={method}", "answers=probabilities"), gradients
+    sums = [(f"answers={name}", "model=scattering") for name in OF_SUMS]
+    own = (), (f"training={method}", "answers=probabilities"), *sums
     for pair in (*own, *typed):
         settings = f"method={method}", *pair
-        for more in ((), ("num_clients=1",), ("teacher.same_start=true",)):
+        for more in ((), ("num_clients=1",), ("teacher.same_start=true",), ("rounds=1",)):
             try:
                 yield small(*settings, *more)
             except (ConfigError, UserError):

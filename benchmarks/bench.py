@@ -155,11 +155,13 @@ def run(
             )
             result = json.loads((folder / "result.json").read_text())
             return cost | {key: result[key] for key in ("rounds_seconds", "accuracy")}
-        shutil.copytree(prepared / "cache", folder / "cache")
-        command = ["run", "--engine", row, f"out={folder}/runs", f"cache={folder}/cache"]
         if row == "rehearse":
-            command = ["rehearse", "--out", f"{folder}/runs"]
-        cost = watch(["fed-dpsd", *command, *overrides])
+            command = ["rehearse", "--out", f"{folder}/runs", *overrides]
+        else:
+            shutil.copytree(prepared / "cache", folder / "cache")
+            places = [f"out={folder}/runs", f"cache={folder}/cache"]
+            command = ["run", "--engine", row, *overrides, *places]
+        cost = watch(["fed-dpsd", *command])
         (summary,) = (folder / "runs").glob("*/summary.json")
         found = json.loads(summary.read_text())
         own = {"rounds_seconds": found["seconds"]["rounds"], "queries": found["queries"]}

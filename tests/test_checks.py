@@ -7,6 +7,7 @@ from fed_dpsd.experiment import from_overrides
 from fed_dpsd.privacy.noisy_max import NoisyMax
 
 NO_WARNING = ""
+PROCEDURAL = "method.generator_steps=0 method.areas_fraction=0.5 method.lines_fraction=0.5"
 WARNED = {  # overrides, and a part of the one warning
     "training=plain answers=votes": "5 teachers can say in 5,120 queries",
     "training=plain answers=gradient": "many more teachers (teachers_per_client)",
@@ -30,8 +31,9 @@ WARNED = {  # overrides, and a part of the one warning
     "answers=votes answers.noise_multiplier=0": NO_WARNING,
     "training=plain answers=votes teachers_per_client=50": NO_WARNING,
     "training=plain answers=gradient method=ensemble": NO_WARNING,  # weights leave, and no answers
-    "method=dgd": "far below its teachers; use many more teachers (teachers_per_client) or queries",
-    "method=dgd queries_per_round=512": NO_WARNING,
+    "method=dgd queries_per_round=512": "its generator makes most images, which teach little",
+    f"method=dgd {PROCEDURAL}": "use many more teachers (teachers_per_client) or queries",
+    f"method=dgd queries_per_round=512 {PROCEDURAL}": NO_WARNING,
     "method=weights_once training.count_fraction=null": "releases no class counts, so all clients",
     "method=weights_once training.count_fraction=null method.weights=equal": NO_WARNING,
     "method=weights_once": NO_WARNING,

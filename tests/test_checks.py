@@ -32,7 +32,8 @@ WARNED = {  # overrides, and a part of the one warning
     "training=plain answers=votes teachers_per_client=50": NO_WARNING,
     "training=plain answers=gradient method=ensemble": NO_WARNING,  # weights leave, and no answers
     "method=dgd queries_per_round=512": "its generator makes most images, which teach little",
-    f"method=dgd {PROCEDURAL}": "use many more teachers (teachers_per_client) or queries",
+    f"method=dgd {PROCEDURAL}": "far below its teachers; use many more teachers "
+    "(teachers_per_client) or queries",
     f"method=dgd queries_per_round=512 {PROCEDURAL}": NO_WARNING,
     "method=weights_once training.count_fraction=null": "releases no class counts, so all clients",
     "method=weights_once training.count_fraction=null method.weights=equal": NO_WARNING,

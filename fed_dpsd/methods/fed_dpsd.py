@@ -234,7 +234,7 @@ class FedDPSD(Queries, Method):
         count = sum(own.teachers for own in answers.values())
         means = {client: own.values / own.teachers for client, own in answers.items()}
         if self.pooling == "odds":
-            mean = pool_odds(means, class_weights)
+            mean = pool_odds(means, class_weights, context.training.private)
         else:
             mean = average_by_class(means, class_weights, signed=not context.answers.shares)
         return Aggregate(request, count * mean, count, replies.refused)

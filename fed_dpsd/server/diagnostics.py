@@ -51,7 +51,8 @@ def diagnose(
     for name, metric in METRICS.items():
         scores[name]["ensemble"] = metric(total / np.float32(teachers), labels)
         if weights:
-            ensemble = pool_odds(clients, weights) if pooled else normalise_rows(weighted)
+            private = experiment.training.private
+            ensemble = pool_odds(clients, weights, private) if pooled else normalise_rows(weighted)
             scores[name]["weighted_ensemble"] = metric(ensemble, labels)
     scores["accuracy"]["vote"] = accuracy(votes, labels)
     return scores

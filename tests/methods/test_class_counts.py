@@ -46,6 +46,19 @@ def test_a_client_that_is_sure_of_its_only_class_has_no_influence():
     )
 
 
+def test_a_noisy_teacher_of_few_records_has_less_influence_after_private_training():
+    """The control weights the same answers as without private training."""
+    posterior, answers, weights = shifted_clients()
+    noise = np.random.default_rng(1).normal(0, 3, posterior.shape)
+    noisy = posterior * np.exp(noise)
+    answers[3], weights[3] = noisy / noisy.sum(1, keepdims=True), np.full(4, 0.01)
+
+    def error(private):
+        return np.abs(pool_odds(answers, weights, private) - posterior).mean()
+
+    assert error(private=True) < error(private=False) / 3
+
+
 def test_classes_that_nobody_has_get_no_mass():
     _, answers, weights = shifted_clients()
     unknown = {client: part * [1, 1, 1, 0] for client, part in weights.items()}

@@ -170,7 +170,7 @@ def normalise_rows(total: NDArray[np.float64]) -> NDArray[np.float64]:
 def pool_odds(
     answers: Mapping[int, NDArray[np.floating]],
     class_weights: Mapping[int, NDArray[np.float64]],
-    private: bool = False,
+    by_shares: bool = False,
 ) -> NDArray[np.float64]:
     """Return the (B, K) probabilities with odds that agree best with each client's odds.
 
@@ -178,19 +178,19 @@ def pool_odds(
     probability under the class frequencies of all records, up to a factor per image and client. So
     a client determines only the odds of the classes that it knows. (An average would trust a client
     that assigns every image to one of its own classes.) The factors and probabilities solve a
-    least-squares problem in logarithms, weighted by the square roots of the shares or, after
-    private training, by the shares: its noise hides classes with few records.
+    least-squares problem in logarithms, weighted by the shares or their square roots.
 
     Args:
         answers: for each client, the (B, K) mean or sum of its teachers' probabilities.
         class_weights: each client's (K,) weights; a class with weight 0 at every client gets
             probability 0.
-        private: whether the teachers' training was private.
+        by_shares: whether shares are the weights. It suits private teachers that are linear on the
+            same features: their rows of classes with few records are mostly noise.
     """
     shares = np.stack([class_weights[client] for client in answers])
     logs = np.stack([np.log(np.clip(own, SMALLEST_PROBABILITY, None)) for own in answers.values()])
     logs -= np.log(np.clip(shares, SMALLEST_SHARE, None))[:, None]
-    weights = shares if private else np.sqrt(shares)  # (C, K)
+    weights = shares if by_shares else np.sqrt(shares)  # (C, K)
     known = weights.sum(0) > 0
     if not known.any():
         return np.full(logs[0].shape, 1 / logs.shape[2])

@@ -234,10 +234,14 @@ class FedDPSD(Queries, Method):
         count = sum(own.teachers for own in answers.values())
         means = {client: own.values / own.teachers for client, own in answers.items()}
         if self.pooling == "odds":
-            mean = pool_odds(means, class_weights, context.training.private)
+            mean = pool_odds(means, class_weights, self.pools_by_shares(context.training))
         else:
             mean = average_by_class(means, class_weights, signed=not context.answers.shares)
         return Aggregate(request, count * mean, count, replies.refused)
+
+    def pools_by_shares(self, training: Training) -> bool:
+        """Return whether odds are pooled by shares: training is private, the student solved for."""
+        return training.private and self.final_fit == "least_squares"
 
     def fetch_discriminator(
         self, federation: Federation, context: PublicContext

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from fed_dpsd.experiment import Experiment
 from fed_dpsd.methods.class_counts import normalise_rows, pool_odds
+from fed_dpsd.methods.fed_dpsd import FedDPSD
 from fed_dpsd.server.federation import HostedFederation
 from fed_dpsd.server.metrics import METRICS, accuracy
 
@@ -27,7 +28,8 @@ def diagnose(
     needs all of them at once.
     """
     num_classes = experiment.config.data.num_classes
-    pooled = getattr(experiment.method, "pooling", "mean") == "odds"
+    method = experiment.method
+    pooled = isinstance(method, FedDPSD) and method.pooling == "odds"
     teachers = 0
     total = np.zeros((len(labels), num_classes), np.float32)
     weighted, votes = (np.zeros((len(labels), num_classes)) for _ in range(2))
@@ -51,8 +53,10 @@ def diagnose(
     for name, metric in METRICS.items():
         scores[name]["ensemble"] = metric(total / np.float32(teachers), labels)
         if weights:
-            private = experiment.training.private
-            ensemble = pool_odds(clients, weights, private) if pooled else normalise_rows(weighted)
+            if isinstance(method, FedDPSD) and method.pooling == "odds":
+                ensemble = pool_odds(clients, weights, method.pools_by_shares(experiment.training))
+            else:
+                ensemble = normalise_rows(weighted)
             scores[name]["weighted_ensemble"] = metric(ensemble, labels)
     scores["accuracy"]["vote"] = accuracy(votes, labels)
     return scores

@@ -46,17 +46,17 @@ def test_a_client_that_is_sure_of_its_only_class_has_no_influence():
     )
 
 
-def test_a_noisy_teacher_of_few_records_has_less_influence_after_private_training():
-    """The control weights the same answers as without private training."""
+def test_a_noisy_teacher_of_few_records_has_less_influence_by_shares():
+    """The control weights the same answers by the square roots of the shares."""
     posterior, answers, weights = shifted_clients()
     noise = np.random.default_rng(1).normal(0, 3, posterior.shape)
     noisy = posterior * np.exp(noise)
     answers[3], weights[3] = noisy / noisy.sum(1, keepdims=True), np.full(4, 0.01)
 
-    def error(private):
-        return np.abs(pool_odds(answers, weights, private) - posterior).mean()
+    def error(by_shares):
+        return np.abs(pool_odds(answers, weights, by_shares) - posterior).mean()
 
-    assert error(private=True) < error(private=False) / 3
+    assert error(by_shares=True) < error(by_shares=False) / 3
 
 
 def test_classes_that_nobody_has_get_no_mass():

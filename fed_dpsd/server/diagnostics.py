@@ -29,7 +29,7 @@ def diagnose(
     """
     num_classes = experiment.config.data.num_classes
     method = experiment.method
-    pooled = isinstance(method, FedDPSD) and method.pooling == "odds"
+    pooling = method if isinstance(method, FedDPSD) and method.pooling == "odds" else None
     teachers = 0
     total = np.zeros((len(labels), num_classes), np.float32)
     weighted, votes = (np.zeros((len(labels), num_classes)) for _ in range(2))
@@ -44,7 +44,7 @@ def diagnose(
             total += probabilities
             votes += np.eye(num_classes)[probabilities.argmax(1)]
         teachers += len(own)
-        if client in weights and pooled:
+        if client in weights and pooling:
             clients[client] = own.sum(0)
         elif client in weights:
             weighted += weights[client] * own.sum(0)
@@ -53,8 +53,8 @@ def diagnose(
     for name, metric in METRICS.items():
         scores[name]["ensemble"] = metric(total / np.float32(teachers), labels)
         if weights:
-            if isinstance(method, FedDPSD) and method.pooling == "odds":
-                ensemble = pool_odds(clients, weights, method.pools_by_shares(experiment.training))
+            if pooling:
+                ensemble = pool_odds(clients, weights, pooling.pools_by_shares(experiment.training))
             else:
                 ensemble = normalise_rows(weighted)
             scores[name]["weighted_ensemble"] = metric(ensemble, labels)
